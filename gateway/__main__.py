@@ -1,0 +1,109 @@
+"""`python -m gateway`: flags to settings, and off."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.config import MIB, ConfigError, GatewayConfig, Timeouts
+
+DEFAULTS = Timeouts()
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def main(
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="Model folder in Hugging Face format. Only its config, tokenizer and chat template are read."
+        ),
+    ],
+    redis_url: Annotated[
+        str, typer.Option(help="Where replicas announce themselves: redis://HOST:PORT, rediss://… or unix://PATH.")
+    ],
+    port: Annotated[int, typer.Option(help="Port to serve on; 0 picks a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on. There are no keys yet: anything but loopback is open to all.")
+    ] = "127.0.0.1",
+    policy: Annotated[
+        str,
+        typer.Option(help="How replicas are chosen: ttft (predicted time to first token), least_tokens, round_robin."),
+    ] = "ttft",
+    fleet: Annotated[str, typer.Option(help="Name that replicas and gateways share to find each other.")] = "default",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model name that clients send. Default: the folder's name.")
+    ] = None,
+    queue_timeout: Annotated[
+        float, typer.Option(help="Seconds that a request waits for a replica to appear, before 503.")
+    ] = DEFAULTS.queue_s,
+    first_byte_timeout: Annotated[
+        float, typer.Option(help="Seconds until the first token, queue and prefill included, before another replica.")
+    ] = DEFAULTS.first_byte_s,
+    idle_timeout: Annotated[
+        float, typer.Option(help="Longest silence in seconds within an answer that has begun.")
+    ] = DEFAULTS.idle_s,
+    connect_timeout: Annotated[float, typer.Option(help="Seconds to connect to a replica.")] = DEFAULTS.connect_s,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that streams in flight may go on after SIGTERM.")
+    ] = DEFAULTS.grace_s,
+    body_limit_mib: Annotated[int, typer.Option(help="Largest request body in MiB, after decompression.")] = 8,
+    retry_budget: Annotated[
+        float, typer.Option(help="Requests being retried at any moment, as a share of those in flight; one always may.")
+    ] = 0.2,
+    tokenise_threads: Annotated[int, typer.Option(help="Threads that render and tokenise prompts.")] = 2,
+    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LOG_LEVELS)}.")] = "info",
+) -> None:
+    """Serve the OpenAI API, each prompt from the replica that answers it soonest."""
+    try:
+        config = GatewayConfig(
+            model=model,
+            redis_url=redis_url,
+            model_name=served_model_name,
+            host=host,
+            port=port,
+            fleet=fleet,
+            policy=policy,
+            timeouts=Timeouts(connect_timeout, first_byte_timeout, idle_timeout, queue_timeout, grace),
+            body_limit=body_limit_mib * MIB,
+            retry_budget=retry_budget,
+            tokenise_threads=tokenise_threads,
+        )
+        if log_level not in LOG_LEVELS:
+            raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
+    except ConfigError as error:
+        sys.exit(_fail(str(error), 2))
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    sys.exit(_run(config))
+
+
+def _run(config: GatewayConfig) -> int:
+    from gateway.errors import StartError
+    from gateway.routing.registry import UnknownPolicy, make_policy
+    from gateway.run import run
+
+    try:
+        make_policy(config.policy)
+    except UnknownPolicy as error:
+        return _fail(str(error), 2)
+    if not config.is_loopback:
+        logging.getLogger("gateway").warning(
+            "serving on %s without keys: anyone who reaches it may use it", config.host
+        )
+    try:
+        run(config)
+    except StartError as error:
+        return _fail(str(error), 1)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"gateway: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    typer.run(main)

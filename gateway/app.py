@@ -1,0 +1,185 @@
+"""Composition root: what the gateway is made of, what lives how long, and how every error looks."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from gateway import handlers, introspect
+from gateway.config import GatewayConfig
+from gateway.dispatch import Dispatcher
+from gateway.errors import INTERNAL, Answer, GatewayError, answer_for
+from gateway.fleet import Fleet, Identity
+from gateway.index.prefix_index import PrefixIndex
+from gateway.index.reader import IndexReader
+from gateway.keys import (
+    BUDGET,
+    CLOCK,
+    CONFIG,
+    DISPATCHER,
+    FLEET,
+    INDEX,
+    LIFECYCLE,
+    METRICS,
+    REQUEST_ID,
+    ROUTER,
+    TEXT,
+    TOKENIZER,
+    TRACES,
+    UPSTREAM,
+    Lifecycle,
+)
+from gateway.metrics import Metrics
+from gateway.router import Router
+from gateway.routing.registry import make_policy
+from gateway.tokens import PromptTokenizer
+from gateway.traces import Traces
+from gateway.upstream import RetryBudget, Upstream
+from replica.protocol import headers
+from replica.protocol.openai import RequestError, error_body
+from replica.protocol.records import Keys
+from replica.protocol.text import ModelText
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    config: GatewayConfig,
+    text: ModelText,
+    *,
+    registry: CollectorRegistry | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> web.Application:
+    """The application, not started. Run it with `handler_cancellation=True`: a client that leaves must cancel its
+    handler, which closes the connection to the replica, which then aborts. Raises UnknownPolicy."""
+    app = web.Application(client_max_size=config.body_limit, middlewares=[outermost])
+    app[CONFIG], app[TEXT], app[CLOCK] = config, text, clock
+    app[LIFECYCLE] = Lifecycle(started_at=int(time.time()))
+    app[METRICS] = Metrics(registry or CollectorRegistry())
+    app[TRACES] = Traces()
+    app[FLEET] = Fleet(Identity(text.model_fingerprint, text.tokenizer_fingerprint))
+    app[INDEX] = PrefixIndex()
+    app[ROUTER] = Router(app[FLEET], app[INDEX], make_policy(config.policy))
+    app[BUDGET] = RetryBudget(config.retry_budget, clock)
+    app.cleanup_ctx.extend([tokenizer, upstream, reader])
+    app.on_shutdown.append(drain)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", handlers.chat_completions),
+            web.post("/v1/completions", handlers.completions),
+            web.get("/v1/models", introspect.models),
+            web.get("/v1/models/{model:.+}", introspect.model),
+            web.get("/health", introspect.health),
+            web.get("/ready", introspect.ready),
+            web.get("/metrics", introspect.metrics),
+            web.get("/replicas", introspect.replicas),
+            web.get("/route/explain/{request_id}", introspect.explain),
+            web.get("/trace/{request_id}", introspect.trace),
+            web.post("/admin/policy", introspect.set_policy),
+        ]
+    )
+    return app
+
+
+async def tokenizer(app: web.Application) -> AsyncIterator[None]:
+    app[TOKENIZER] = PromptTokenizer(app[TEXT], app[CONFIG].tokenise_threads)
+    yield
+    app[TOKENIZER].close()
+
+
+async def upstream(app: web.Application) -> AsyncIterator[None]:
+    async with Upstream(app[CONFIG].timeouts) as session:
+        app[UPSTREAM] = session
+        app[DISPATCHER] = Dispatcher(
+            app[ROUTER],
+            session,
+            app[BUDGET],
+            app[TRACES],
+            app[METRICS],
+            app[CLOCK],
+            app[CONFIG].timeouts.queue_s,
+        )
+        yield
+
+
+async def reader(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    index_reader = IndexReader(
+        config.redis_url,
+        Keys(config.fleet),
+        app[INDEX],
+        app[FLEET],
+        app[METRICS],
+        on_fleet=app[DISPATCHER].arrivals.notify,
+        clock=app[CLOCK],
+    )
+    task = asyncio.create_task(index_reader.run(), name="index reader")
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def drain(app: web.Application) -> None:
+    """Streams in flight go on for the grace time; what is left then is cut, and its clients get an error event."""
+    app[LIFECYCLE].draining = True
+    await app[BUDGET].idle(app[CLOCK]() + app[CONFIG].timeouts.grace_s)
+    await app[UPSTREAM].close()
+
+
+@web.middleware
+async def outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns every error into OpenAI's shape, and counts every answer."""
+    status = CLIENT_GONE
+    try:
+        response = await _answer(request, handler)
+        status = response.status
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        endpoint = "unmatched" if resource is None else resource.canonical
+        request.app[METRICS].answered(endpoint, request.app[ROUTER].policy.name, status)
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return _error(request, Answer(error.status, kind, None), error.reason, extra=allow)
+    except RequestError as error:
+        answer = Answer(400, "invalid_request_error", error.code)
+        return _error(request, answer, str(error), param=error.param)
+    except GatewayError as error:
+        return _error(request, answer_for(error), str(error))
+    except ConnectionError:
+        # The client went away while its answer was being written.
+        raise
+    except Exception:
+        log.exception("request %s failed", request.get(REQUEST_ID, "without id"))
+        return _error(request, INTERNAL, "internal error")
+
+
+def _error(
+    request: web.Request,
+    answer: Answer,
+    message: str,
+    *,
+    param: str | None = None,
+    extra: dict[str, str] | None = None,
+) -> web.Response:
+    fields = dict(extra or {})
+    if answer.retry_after_s is not None:
+        fields["Retry-After"] = str(answer.retry_after_s)
+    if REQUEST_ID in request:
+        fields[headers.REQUEST_ID] = request[REQUEST_ID]
+    body = error_body(message, type=answer.type, param=param, code=answer.code)
+    return web.Response(body=body, status=answer.status, content_type="application/json", headers=fields)

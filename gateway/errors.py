@@ -1,0 +1,108 @@
+"""Every way a request can fail at the gateway, as a tree by phase, and the one table from it to HTTP."""
+
+from dataclasses import dataclass
+
+
+class GatewayError(Exception):
+    """Base of the tree. The message is meant for the client, so it holds no secret and no traceback."""
+
+
+class StartError(GatewayError):
+    """The gateway can't start; the message is the one line that the operator sees."""
+
+
+class RequestPhaseError(GatewayError):
+    """The request itself is at fault."""
+
+
+class ModelNotFound(RequestPhaseError):
+    pass
+
+
+class UnsupportedEncoding(RequestPhaseError):
+    pass
+
+
+class NotLoopback(RequestPhaseError):
+    pass
+
+
+class UnknownRequest(RequestPhaseError):
+    pass
+
+
+class AdmissionError(GatewayError):
+    """Nothing could be tried."""
+
+
+class NoReplica(AdmissionError):
+    pass
+
+
+class UpstreamError(GatewayError):
+    """A replica was tried and no byte of its answer has reached the client."""
+
+    reason = "upstream"
+
+
+class ReplicaUnreachable(UpstreamError):
+    """No connection: nothing was computed."""
+
+    reason = "connect"
+
+
+class ReplicaDied(UpstreamError):
+    """The connection closed before the answer was whole."""
+
+    reason = "closed"
+
+
+class ReplicaTimeout(UpstreamError):
+    reason = "timeout"
+
+
+class ReplicaFailed(UpstreamError):
+    """The replica answered with a 5xx."""
+
+    reason = "5xx"
+
+
+class ReplicaBusy(UpstreamError):
+    """The replica is draining or full, which says nothing about its health."""
+
+    reason = "busy"
+
+
+class RetryBudgetExhausted(UpstreamError):
+    reason = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client sees of an error."""
+
+    status: int
+    type: str
+    code: str | None
+    retry_after_s: int | None = None
+
+
+ANSWERS: dict[type[GatewayError], Answer] = {
+    ModelNotFound: Answer(404, "invalid_request_error", "model_not_found"),
+    UnsupportedEncoding: Answer(415, "invalid_request_error", "unsupported_encoding"),
+    NotLoopback: Answer(403, "permission_error", "loopback_only"),
+    UnknownRequest: Answer(404, "invalid_request_error", "request_not_found"),
+    NoReplica: Answer(503, "service_unavailable", "no_replica", retry_after_s=1),
+    ReplicaUnreachable: Answer(502, "upstream_error", "replica_unreachable"),
+    ReplicaDied: Answer(502, "upstream_error", "replica_died"),
+    ReplicaTimeout: Answer(504, "upstream_error", "replica_timeout"),
+    ReplicaFailed: Answer(502, "upstream_error", "replica_failed"),
+    ReplicaBusy: Answer(503, "service_unavailable", "replicas_busy", retry_after_s=1),
+    RetryBudgetExhausted: Answer(503, "service_unavailable", "retry_budget_exhausted", retry_after_s=1),
+}
+
+INTERNAL = Answer(500, "server_error", "internal_error")
+
+
+def answer_for(error: GatewayError) -> Answer:
+    return ANSWERS.get(type(error), INTERNAL)

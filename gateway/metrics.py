@@ -1,0 +1,81 @@
+"""Every metric of the gateway: name, help, labels; and the few methods that record them."""
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.fleet import Fleet
+from gateway.index.prefix_index import PrefixIndex
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0),
+)
+SHORT_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5)
+STATES = ("ready", "draining", "ejected", "gone")
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"ryokan_gateway_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"ryokan_gateway_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+            return Histogram(f"ryokan_gateway_{name}", text, labels, registry=registry, buckets=buckets)
+
+        self.requests = counter("requests", "Requests, by what the client got", ("endpoint", "policy", "status"))
+        self.broken_streams = counter("broken_streams", "Streams that ended in an error event")
+        self.ttft = histogram(
+            "ttft_seconds", "Request received to first byte from the replica", TTFT_BUCKETS_S, ("policy",)
+        )
+        self.routing = histogram("routing_seconds", "One routing decision", SHORT_BUCKETS_S, ("policy",))
+        self.tokenise = histogram("tokenise_seconds", "Rendering, tokenising and hashing a prompt", SHORT_BUCKETS_S)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered requests", ("policy",))
+        self.predicted = counter("predicted_cached_tokens", "Cached tokens expected when routing", ("policy",))
+        self.delivered = counter("delivered_cached_tokens", "Cached tokens that replicas reported", ("policy",))
+        self.retries = counter("retries", "Attempts that failed before the client saw a byte", ("reason",))
+        self.replicas = gauge("replicas", "Replicas, by state", ("state",))
+        self.index_blocks = gauge("index_blocks", "Blocks in the index, by replica", ("replica",))
+        self.in_flight = gauge("requests_in_flight", "Requests that a replica is working on")
+        self.resyncs = counter("resyncs", "Times a replica's digest had to be read anew", ("reason",))
+        self.bad_records = counter("bad_records", "Records in Redis that can't be read or believed")
+        self.lag = gauge("digest_lag_seconds", "Age of the newest digest delta when it was applied")
+        self.redis = gauge("redis_up", "Whether Redis can be reached")
+
+    def answered(self, endpoint: str, policy: str, status: int) -> None:
+        self.requests.labels(endpoint, policy, str(status)).inc()
+
+    def first_byte(self, policy: str, ttft_s: float, prompt_tokens: int, predicted: int, delivered: int | None) -> None:
+        self.ttft.labels(policy).observe(ttft_s)
+        self.prompt_tokens.labels(policy).inc(prompt_tokens)
+        self.predicted.labels(policy).inc(predicted)
+        self.delivered.labels(policy).inc(delivered or 0)
+
+    def resync(self, reason: str) -> None:
+        self.resyncs.labels(reason).inc()
+
+    def bad_record(self) -> None:
+        self.bad_records.inc()
+
+    def digest_lag(self, seconds: float) -> None:
+        self.lag.set(seconds)
+
+    def redis_up(self, up: bool) -> None:
+        self.redis.set(up)
+
+    def render(self, fleet: Fleet, index: PrefixIndex, now: float) -> bytes:
+        """The exposition, with gauges of fleet and index as they are now."""
+        statuses = fleet.statuses(now)
+        tally = Tally(status.state for status in statuses.values())
+        for state in STATES:
+            self.replicas.labels(state).set(tally[state])
+        self.in_flight.set(sum(status.leases for status in statuses.values()))
+        self.index_blocks.clear()
+        for replica in index.replicas():
+            self.index_blocks.labels(replica).set(index.blocks(replica))
+        return generate_latest(self._registry)

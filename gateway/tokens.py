@@ -1,0 +1,185 @@
+"""Prompts to token ids and block hashes, in threads, off the event loop.
+
+Special tokens cut text exactly, so each segment between two of them is tokenised once and remembered: a long shared
+system prompt or an earlier turn costs one look-up. Whether a tokenizer really cuts exactly is tried at start-up.
+"""
+
+import asyncio
+import logging
+import re
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from replica.protocol.hashing import block_hashes, namespace_hash
+from replica.protocol.openai import RequestError
+from replica.protocol.text import ModelText, TemplateError
+
+log = logging.getLogger(__name__)
+
+MEMO_BYTES = 64 << 20
+ENTRY_OVERHEAD = 200
+"""Bytes of the memo's own book-keeping for a segment."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: list[int]
+    hashes: list[int]
+
+
+class SegmentMemo:
+    """Token ids by segment, least recently used first out, bounded by bytes. Safe to share between threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, segment: str) -> "array[int] | None":
+        with self._lock:
+            ids = self._entries.get(segment)
+            if ids is not None:
+                self._entries.move_to_end(segment)
+            return ids
+
+    def put(self, segment: str, ids: "array[int]") -> None:
+        size = _entry_bytes(segment, ids)
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            if segment in self._entries:
+                return
+            self._entries[segment] = ids
+            self._bytes += size
+            while self._bytes > self._max_bytes:
+                self._bytes -= _entry_bytes(*self._entries.popitem(last=False))
+
+
+def _entry_bytes(segment: str, ids: "array[int]") -> int:
+    return sys.getsizeof(segment) + len(ids) * ids.itemsize + ENTRY_OVERHEAD
+
+
+class SegmentEncoder:
+    """Rendered chat text to token ids, segment by segment."""
+
+    def __init__(self, text: ModelText, memo: SegmentMemo) -> None:
+        self._text = text
+        self._memo = memo
+        # Longest first: where one special token begins another, the tokenizer prefers the longer.
+        by_length = sorted(filter(None, text.special_tokens), key=len, reverse=True)
+        ids = {special: text.tokenizer.token_to_id(special) for special in by_length}
+        self._ids = {special: token for special, token in ids.items() if token is not None}
+        self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")") if self._ids else None
+        self.exact = self._is_exact()
+        if not self.exact:
+            log.warning("the tokenizer of %s doesn't split exactly at special tokens: no memo by segment", text.name)
+
+    def encode(self, rendered: str) -> list[int]:
+        return self._by_segment(rendered) if self.exact else self._text.encode_chat(rendered)
+
+    def _by_segment(self, rendered: str) -> list[int]:
+        tokens: list[int] = []
+        pieces = self._split.split(rendered) if self._split else [rendered]
+        for piece in pieces:
+            special = self._ids.get(piece)
+            if special is not None:
+                tokens.append(special)
+            elif piece:
+                tokens.extend(self._segment(piece))
+        return tokens
+
+    def _segment(self, segment: str) -> "array[int]":
+        ids = self._memo.get(segment)
+        if ids is None:
+            ids = array("I", self._text.encode_chat(segment))
+            self._memo.put(segment, ids)
+        return ids
+
+    def _is_exact(self) -> bool:
+        return all(self._by_segment(sample) == self._text.encode_chat(sample) for sample in _corpus(self._ids))
+
+
+def _corpus(specials: Iterable[str]) -> list[str]:
+    """Texts on which tokenizers that don't cut exactly have been seen to differ."""
+    texts = [
+        "Hello",
+        " leading space",
+        "trailing space ",
+        "\n\nlines\n",
+        "  ",
+        "",
+        "naïve façade — “quotes”…",
+        "日本語のテキスト と 한국어",
+        "emoji 👩‍👩‍👧‍👦 🇫🇷 and e\u0301 combining",
+        "\u200b\ufeff\u00a0odd spaces\u3000",
+        "a" * 300,
+        "12345.678e-9 x=[1,2]; // code\tTab",
+    ]
+    specials = list(specials)
+    first = specials[0] if specials else ""
+    samples = list(texts)
+    for special in specials:
+        samples += [special + text + special for text in texts]
+        samples += [f"word{special} word {special}{special}{first}\n{special}"]
+    return samples
+
+
+class PromptTokenizer:
+    """Close it when done: it owns threads."""
+
+    def __init__(self, text: ModelText, threads: int, memo_bytes: int = MEMO_BYTES) -> None:
+        self._text = text
+        self._namespace = namespace_hash(model=text.model_fingerprint, tokenizer=text.tokenizer_fingerprint)
+        self.memo = SegmentMemo(memo_bytes)
+        self.encoder = SegmentEncoder(text, self.memo)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt:
+        """Raises RequestError where the chat template refuses the messages."""
+        return await self._in_thread(lambda: self._prompt(self._encode_chat(messages)))
+
+    async def completion(self, prompt: str | list[int]) -> Prompt:
+        """Raises RequestError for token ids outside the vocabulary."""
+        return await self._in_thread(lambda: self._prompt(self._encode_completion(prompt)))
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        try:
+            return self.encoder.encode(self._text.render(messages))
+        except TemplateError as error:
+            raise RequestError(str(error), param="messages", code="invalid_value") from error
+
+    def _encode_completion(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._text.encode_plain(prompt)
+        wrong = next((token for token in prompt if not 0 <= token < self._text.vocab_size), None)
+        if wrong is not None:
+            message = f"prompt: token id {wrong} is outside the vocabulary of {self._text.vocab_size}"
+            raise RequestError(message, param="prompt", code="invalid_value")
+        return prompt
+
+    def _prompt(self, tokens: list[int]) -> Prompt:
+        if not tokens:
+            raise RequestError("the prompt has no tokens", code="invalid_value")
+        return Prompt(tokens, block_hashes(tokens, self._namespace))

@@ -1,0 +1,101 @@
+"""What happened to the last requests: their decisions, for /route/explain, and their timelines, for /trace."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.routing.base import Decision
+
+MAX_REQUESTS = 1000
+MAX_ROWS = 64_000
+"""Candidates over all kept decisions: on a fleet of 1,000 the last 64 requests are kept, not 1 million rows."""
+
+KV_SAMPLES = 10_000
+
+
+@dataclass(slots=True)
+class Attempt:
+    replica: str
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request. Times are seconds since it was received."""
+
+    request_id: str
+    received_at: float
+    prompt_tokens: int = 0
+    decision: Decision | None = None
+    replica_url: str = ""
+    delivered_tokens: int | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    replica_traced: bool = False
+
+    def mark(self, event: str, now: float, **details: Any) -> None:
+        self.events.append({"event": event, "at_s": round(now - self.received_at, 6), **details})
+
+    def last_at(self, event: str) -> float | None:
+        return next((item["at_s"] for item in reversed(self.events) if item["event"] == event), None)
+
+    def explain(self) -> dict[str, Any]:
+        decision = self.decision
+        return {
+            "request_id": self.request_id,
+            "policy": decision.policy if decision else None,
+            "replica": decision.choice if decision else None,
+            "prompt_tokens": self.prompt_tokens,
+            "predicted_cached_tokens": decision.cached_tokens if decision else None,
+            "delivered_cached_tokens": self.delivered_tokens,
+            "attempts": [{"replica": attempt.replica, "failure": attempt.failure} for attempt in self.attempts],
+            "candidates": [{"replica": replica, **row} for replica, row in decision.terms.items()] if decision else [],
+        }
+
+    def timeline(self, replica_trace: dict[str, Any] | None) -> dict[str, Any]:
+        """Own events, and those of the replica shifted to when the request was dispatched to it."""
+        events = list(self.events)
+        kv: list[Any] = []
+        offset = self.last_at("dispatched")
+        if replica_trace is not None and offset is not None:
+            events += [item | {"at_s": item["at_s"] + offset, "source": "replica"} for item in replica_trace["events"]]
+            kv = [[at_s + offset, entries] for at_s, entries in replica_trace["kv"][:KV_SAMPLES]]
+        events.sort(key=lambda item: item["at_s"])
+        return {"request_id": self.request_id, "events": events, "kv": kv}
+
+
+class Traces:
+    """The last requests by id, bounded by number and by the size of their decisions."""
+
+    def __init__(self, max_requests: int = MAX_REQUESTS, max_rows: int = MAX_ROWS) -> None:
+        self._max_requests = max_requests
+        self._max_rows = max_rows
+        self._traces: OrderedDict[str, Trace] = OrderedDict()
+        self._rows: dict[str, int] = {}
+        self._total_rows = 0
+
+    def __len__(self) -> int:
+        return len(self._traces)
+
+    def begin(self, request_id: str, now: float) -> Trace:
+        self._forget(request_id)
+        trace = self._traces[request_id] = Trace(request_id, now)
+        while len(self._traces) > self._max_requests:
+            self._forget(next(iter(self._traces)))
+        return trace
+
+    def decided(self, trace: Trace, decision: Decision) -> None:
+        trace.decision = decision
+        if self._traces.get(trace.request_id) is not trace:
+            return
+        self._total_rows += len(decision.terms) - self._rows.get(trace.request_id, 0)
+        self._rows[trace.request_id] = len(decision.terms)
+        while self._total_rows > self._max_rows and len(self._traces) > 1:
+            self._forget(next(iter(self._traces)))
+
+    def get(self, request_id: str) -> Trace | None:
+        return self._traces.get(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        if self._traces.pop(request_id, None) is not None:
+            self._total_rows -= self._rows.pop(request_id, 0)

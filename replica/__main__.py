@@ -1,0 +1,79 @@
+"""`python -m replica`: flags -> ReplicaConfig -> run."""
+
+from typing import Annotated
+
+import typer
+
+from replica.config import ConfigError, EngineConfig, ReplicaConfig
+
+
+def main(
+    model: Annotated[
+        str, typer.Option(help="A folder in Hugging Face format, a hub name, or the default model's name.")
+    ] = "smollm2-135m-instruct",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model name that clients send. Default: the model's own.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Redis of the fleet to join. Left out, the replica serves alone.")
+    ] = None,
+    fleet: Annotated[str, typer.Option(help="Name of the fleet within that Redis.")] = "default",
+    id: Annotated[str | None, typer.Option(help="Name of this replica, unique in the fleet. Default: random.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
+    url: Annotated[str | None, typer.Option(help="URL that gateways connect to. Default: http://HOST:PORT.")] = None,
+    weights: Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")] = "int8",
+    threads: Annotated[
+        int, typer.Option(help="Compute threads; over all replicas of a machine no more than it has cores.")
+    ] = 1,
+    kv_memory_gib: Annotated[
+        float | None, typer.Option(help="Memory for KV blocks. Default: a fifth of what is available.")
+    ] = None,
+    max_step_tokens: Annotated[int, typer.Option(help="Tokens computed in one step at most.")] = 256,
+    max_running: Annotated[int, typer.Option(help="Sequences computed side by side at most.")] = 64,
+    max_waiting: Annotated[int, typer.Option(help="Requests in the queue; more are refused with 503.")] = 1024,
+    prefix_cache: Annotated[bool, typer.Option(help="Reuse the KV of prefixes already computed.")] = True,
+    drain_s: Annotated[float, typer.Option(help="Seconds that requests get to finish when it is stopped.")] = 30.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a model: prefill, decode, and a prefix cache whose digest the fleet's gateways read."""
+    import asyncio
+    import logging
+
+    from replica.model.source import resolve_model
+    from replica.protocol.text import ModelFolderError
+    from replica.publisher import IdTaken, RedisUnreachable
+    from replica.run import run
+
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        folder, name = resolve_model(model)
+        config = ReplicaConfig(
+            folder=folder,
+            model_name=served_model_name or name,
+            **({"id": id} if id else {}),
+            host=host,
+            port=port,
+            advertised_url=url,
+            redis_url=redis_url,
+            fleet=fleet,
+            max_waiting=max_waiting,
+            drain_s=drain_s,
+            engine=EngineConfig(
+                weights=weights,
+                threads=threads,
+                kv_memory_bytes=None if kv_memory_gib is None else int(kv_memory_gib * 2**30),
+                max_step_tokens=max_step_tokens,
+                max_running=max_running,
+                prefix_cache=prefix_cache,
+            ),
+        )
+        code = asyncio.run(run(config))
+    except (ConfigError, ModelFolderError, RedisUnreachable, IdTaken) as error:
+        typer.echo(f"ryokan replica: {error}", err=True)
+        raise typer.Exit(1) from error
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    typer.run(main)

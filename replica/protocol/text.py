@@ -1,0 +1,152 @@
+"""The text side of a model folder: its chat template, its tokenizer, its limits. Gateway and replica share this file,
+since a prompt that both don't render to the same token ids would never find its blocks."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import xxhash
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+
+class ModelFolderError(ValueError):
+    """The folder is no usable model in Hugging Face format."""
+
+
+class TemplateError(ValueError):
+    """The chat template refuses these messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """What a gateway needs of a model, and a replica too: no weights."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: jinja2.Template | None
+    special_variables: dict[str, str]
+    special_tokens: tuple[str, ...]
+    """Texts that the tokenizer always cuts out whole."""
+    stop_token_ids: frozenset[int]
+    vocab_size: int
+    max_context: int
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+
+    @classmethod
+    def load(cls, folder: Path, name: str | None = None) -> "ModelText":
+        """Reads config.json, tokenizer.json, tokenizer_config.json and, if there, generation_config.json and
+        chat_template.jinja. Raises ModelFolderError."""
+        config = _read_json(folder, "config.json")
+        tokenizer_config = _read_json(folder, "tokenizer_config.json", required=False)
+        generation_config = _read_json(folder, "generation_config.json", required=False)
+        tokenizer_path = folder / "tokenizer.json"
+        if not tokenizer_path.is_file():
+            raise ModelFolderError(f"{folder} has no tokenizer.json")
+        template_source = _template_source(folder, tokenizer_config)
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        special_tokens = tuple(
+            added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special
+        )
+        return cls(
+            name=name or folder.name,
+            tokenizer=tokenizer,
+            template=_compile_template(template_source) if template_source else None,
+            special_variables=_special_variables(tokenizer_config),
+            special_tokens=special_tokens,
+            stop_token_ids=_stop_token_ids(config, generation_config),
+            vocab_size=int(config["vocab_size"]),
+            max_context=int(config["max_position_embeddings"]),
+            model_fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode()),
+            tokenizer_fingerprint=_fingerprint(tokenizer_path.read_bytes() + b"\0" + (template_source or "").encode()),
+        )
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The prompt text of a chat, ending where the assistant begins. Raises TemplateError."""
+        if self.template is None:
+            raise TemplateError(f"the model {self.name} has no chat template; use /v1/completions")
+        try:
+            return self.template.render(messages=messages, add_generation_prompt=True, **self.special_variables)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise TemplateError(f"the chat template refuses these messages: {error}") from error
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Token ids of rendered chat text: special tokens only where the template wrote them."""
+        return list(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a raw completion prompt, with the special tokens that the tokenizer itself adds."""
+        return list(self.tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def _read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any]:
+    path = folder / name
+    if not path.is_file():
+        if required:
+            raise ModelFolderError(f"{folder} has no {name}")
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} holds no JSON object")
+    return value
+
+
+def _template_source(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    source = tokenizer_config.get("chat_template")
+    if isinstance(source, list):
+        # Several named templates: the one called "default" is the chat's.
+        source = next((item["template"] for item in source if item.get("name") == "default"), None)
+    return source
+
+
+def _compile_template(source: str) -> jinja2.Template:
+    """The environment that Hugging Face's templates are written for."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_template_error
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_template_error(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _special_variables(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and the like, which templates refer to by name; stored as text or as an object with `content`."""
+    variables = {}
+    for key, value in tokenizer_config.items():
+        if key.endswith("_token") and isinstance(value, str | dict):
+            variables[key] = value if isinstance(value, str) else str(value.get("content", ""))
+    return variables
+
+
+def _stop_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (config, generation_config):
+        value = source.get("eos_token_id")
+        ids.update([value] if isinstance(value, int) else value or [])
+    return frozenset(ids)
+
+
+def _fingerprint(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)

@@ -1,0 +1,156 @@
+"""A replica process from start to end: build, listen, join the fleet, serve, drain, leave."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+
+from aiohttp import web
+
+from replica.build import BuiltEngine, build_engine
+from replica.cache.manager import CacheEvents
+from replica.config import ConfigError, ReplicaConfig
+from replica.digest import Digest
+from replica.engine import StepResult
+from replica.metrics import ReplicaMetrics
+from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
+from replica.protocol.records import Heartbeat, ReplicaState
+from replica.protocol.text import ModelText
+from replica.publisher import Publisher, connect
+from replica.server import Serving, make_app
+from replica.trace import TraceLog
+from replica.worker import EngineWorker
+
+_LOG = logging.getLogger(__name__)
+_KEEPALIVE_S = 3600.0
+"""Longer than any gateway keeps an idle connection, so that it is never we who close one under a request."""
+
+
+class _Listeners:
+    """Passes cache events on to the publisher, once there is one: the worker is built first."""
+
+    def __init__(self) -> None:
+        self.publisher: Publisher | None = None
+
+    def cache_changed(self, events: CacheEvents) -> None:
+        if self.publisher is not None:
+            self.publisher.cache_changed(events)
+
+    def cache_replaced(self) -> None:
+        if self.publisher is not None:
+            self.publisher.cache_replaced()
+
+
+async def run(config: ReplicaConfig) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError, ModelFolderError, RedisUnreachable,
+    IdTaken."""
+    # What can fail quickly is tried before the weights are loaded.
+    listener = _bind(config.host, config.port)
+    url = config.advertised_url or f"http://{config.host}:{listener.getsockname()[1]}"
+    redis = connect(config.redis_url) if config.redis_url else None
+    text = ModelText.load(config.folder, config.model_name)
+    built = await asyncio.to_thread(build_engine, config)
+
+    listeners = _Listeners()
+    serving = _serving(config, text, built, listeners)
+    if redis is not None:
+        listeners.publisher = Publisher(
+            redis, config.fleet, Digest(config.id), lambda epoch: _heartbeat(serving, url, epoch)
+        )
+    runner = web.AppRunner(make_app(serving), handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    serving.worker.start()
+    if listeners.publisher is not None:
+        listeners.publisher.start()
+    print(f"replica {config.id} ready on {url}", flush=True)
+    try:
+        await _until_stopped(serving)
+        if listeners.publisher is not None:
+            listeners.publisher.beat_soon()
+        await _drain(serving, config.drain_s)
+    finally:
+        if listeners.publisher is not None:
+            await asyncio.to_thread(listeners.publisher.stop)
+        await runner.cleanup()
+    if serving.worker.crashed.is_set():
+        return 1
+    await serving.worker.stop()
+    return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Listens only when the engine is warm; a port that is taken is noticed now. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listeners: _Listeners) -> Serving:
+    traces = TraceLog(time.monotonic)
+    metrics = ReplicaMetrics()
+
+    def on_step(step: StepResult) -> None:
+        metrics.observe_step(step)
+        traces.observe(step)
+
+    worker = EngineWorker(built.engine, built.new_cache, listeners, on_step, asyncio.get_running_loop(), time.monotonic)
+    return Serving(
+        text=text,
+        worker=worker,
+        metrics=metrics,
+        traces=traces,
+        replica_id=config.id,
+        max_context=built.max_context,
+        max_waiting=config.max_waiting,
+    )
+
+
+def _heartbeat(serving: Serving, url: str, epoch: str) -> Heartbeat:
+    status = serving.worker.status
+    return Heartbeat(
+        replica=serving.replica_id,
+        url=url,
+        state=serving.state,
+        model=serving.text.name,
+        model_fingerprint=serving.text.model_fingerprint,
+        tokenizer_fingerprint=serving.text.tokenizer_fingerprint,
+        hash_version=HASH_VERSION,
+        block_size=BLOCK_SIZE,
+        max_context=serving.max_context,
+        epoch=epoch,
+        cost=status.cost,
+        load=status.load,
+    )
+
+
+async def _until_stopped(serving: Serving) -> None:
+    """Returns on a signal, or when the engine has crashed."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    crash = asyncio.create_task(serving.worker.crashed.wait())
+    signalled = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([crash, signalled], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        crash.cancel()
+        signalled.cancel()
+    serving.state = ReplicaState.DRAINING
+
+
+async def _drain(serving: Serving, limit_s: float) -> None:
+    """Lets requests in flight finish; new ones are refused meanwhile, which makes gateways go elsewhere."""
+    if serving.worker.num_requests and not serving.worker.crashed.is_set():
+        _LOG.info("draining %d requests", serving.worker.num_requests)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(serving.worker.wait_idle(), limit_s)

@@ -1,0 +1,170 @@
+"""What the next step computes. Pure: no clock, no tensors, so that the simulator runs this very code.
+
+Running sequences come first, in order of admission, each with as many of its uncomputed tokens as the step's budget
+allows: decodes (one token) and prefill chunks share a batch. What is left of the budget admits waiting sequences, first
+come first served. Where pages run out the newest running sequence is preempted: its pages go back and it is computed
+anew later, mostly from the cache.
+
+Deferral: a waiting sequence whose first uncached block is being computed by a running one stays in the queue until that
+block is in the tree. So of 50 agents that arrive with the same system prompt one prefills it.
+"""
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from replica.cache.manager import KVCache
+from replica.protocol.hashing import BLOCK_SIZE
+from replica.sequence import Batch, Chunk, Sequence, SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_step_tokens: int
+    max_running: int
+
+
+class Scheduler:
+    def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        # Prompt blocks that running sequences have undertaken to compute, by how many of them.
+        self._claims: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> SequenceOf[Sequence]:
+        return self._waiting
+
+    @property
+    def running(self) -> SequenceOf[Sequence]:
+        return self._running
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.state is SequenceState.WAITING
+        self._waiting.append(sequence)
+
+    def schedule(self) -> Batch:
+        """The chunks of the next step, with pages reserved for them. Empty only where nothing has work."""
+        chunks, preempted = self._continue_running()
+        budget = self._limits.max_step_tokens - sum(chunk.count for chunk in chunks)
+        deferred = 0
+        if not preempted:
+            admitted, deferred = self._admit_waiting(budget)
+            chunks += admitted
+        assert chunks or not self.has_work
+        return Batch(tuple(chunks), tuple(preempted), deferred)
+
+    def commit(self, batch: Batch) -> None:
+        """The forward of `batch` is done: its KV counts as computed, its whole pages go into the tree."""
+        for chunk in batch.chunks:
+            sequence = chunk.sequence
+            assert sequence.num_computed == chunk.start
+            sequence.num_computed = chunk.end
+            self._cache.commit(sequence)
+            if sequence.claimed and sequence.num_computed // BLOCK_SIZE >= len(sequence.hashes):
+                self._drop_claims(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Also aborts, in any state; a no-op for a sequence that is finished."""
+        if sequence.state is SequenceState.FINISHED:
+            return
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self._drop_claims(sequence)
+        self._cache.release(sequence)
+        sequence.state = SequenceState.FINISHED
+
+    def pending_tokens(self) -> int:
+        """Prompt tokens still to be computed for all sequences, a block that several wait for counted once."""
+        blocks: set[int] = set()
+        tails = 0
+        for sequence in (*self._running, *self._waiting):
+            if sequence.is_decoding:
+                continue
+            start = sequence.num_computed or self._cache.match(sequence)
+            blocks.update(sequence.hashes[start // BLOCK_SIZE :])
+            tails += len(sequence.tokens) - max(start, len(sequence.hashes) * BLOCK_SIZE)
+        return len(blocks) * BLOCK_SIZE + tails
+
+    def _continue_running(self) -> tuple[list[Chunk], list[Sequence]]:
+        budget = self._limits.max_step_tokens
+        chunks: list[Chunk] = []
+        preempted: list[Sequence] = []
+        for sequence in list(self._running):
+            if budget == 0 or sequence.state is not SequenceState.RUNNING:
+                break
+            count = min(sequence.num_uncomputed, budget)
+            while not self._cache.reserve(sequence, sequence.num_computed + count):
+                victim = self._running[-1]
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is sequence:
+                    return chunks, preempted
+            chunks.append(Chunk(sequence, sequence.num_computed, count))
+            budget -= count
+        return chunks, preempted
+
+    def _admit_waiting(self, budget: int) -> tuple[list[Chunk], int]:
+        chunks: list[Chunk] = []
+        deferred: list[Sequence] = []
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_running:
+            sequence = self._waiting.popleft()
+            if self._is_deferred(sequence):
+                deferred.append(sequence)
+                continue
+            chunk = self._admit(sequence, budget)
+            if chunk is None:
+                self._waiting.appendleft(sequence)
+                break
+            chunks.append(chunk)
+            budget -= chunk.count
+        self._waiting.extendleft(reversed(deferred))
+        return chunks, len(deferred)
+
+    def _is_deferred(self, sequence: Sequence) -> bool:
+        block = self._cache.match(sequence) // BLOCK_SIZE
+        # The last token is never taken from the cache, so a block that holds it is nothing to wait for.
+        usable = min(len(sequence.hashes), (len(sequence.tokens) - 1) // BLOCK_SIZE)
+        return block < usable and sequence.hashes[block] in self._claims
+
+    def _admit(self, sequence: Sequence, budget: int) -> Chunk | None:
+        cached = self._cache.admit(sequence)
+        # Room for the whole prompt, though only a chunk is computed now: half a prompt is of use to nobody.
+        if not self._cache.reserve(sequence, len(sequence.tokens)):
+            self._cache.release(sequence)
+            return None
+        if sequence.num_preemptions == 0:
+            sequence.num_cached = cached
+        sequence.state = SequenceState.RUNNING
+        self._running.append(sequence)
+        self._claim(sequence)
+        return Chunk(sequence, sequence.num_computed, min(sequence.num_uncomputed, budget))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Frees its pages; the tokens stay, so nothing that was streamed is lost or said twice."""
+        self._running.remove(sequence)
+        self._drop_claims(sequence)
+        self._cache.release(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.num_preemptions += 1
+        self._waiting.appendleft(sequence)
+
+    def _claim(self, sequence: Sequence) -> None:
+        sequence.claimed = sequence.hashes[sequence.num_computed // BLOCK_SIZE :]
+        for block in sequence.claimed:
+            self._claims[block] = self._claims.get(block, 0) + 1
+
+    def _drop_claims(self, sequence: Sequence) -> None:
+        for block in sequence.claimed:
+            self._claims[block] -= 1
+            if self._claims[block] == 0:
+                del self._claims[block]
+        sequence.claimed = []

@@ -1,0 +1,190 @@
+"""The one thread that owns the engine: commands in, outputs out, a step in between."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from replica.cache.manager import CacheEvents, KVCache
+from replica.engine import Engine, Output, StepResult
+from replica.protocol.records import CostModel, Load
+from replica.sequence import Sequence
+
+_LOG = logging.getLogger(__name__)
+_STATUS_PERIOD_S = 0.1
+
+Command = Callable[[], None]
+
+
+class CacheListener(Protocol):
+    """Told from the engine's thread, so it must not block."""
+
+    def cache_changed(self, events: CacheEvents) -> None: ...
+    def cache_replaced(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    load: Load
+    cost: CostModel
+
+
+class EngineCrashed(Exception):
+    """The engine's thread has died; the request can't be answered here."""
+
+
+class RequestStream:
+    """Outputs of one request, for the server's event loop."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self._outputs: asyncio.Queue[Output | EngineCrashed] = asyncio.Queue()
+
+    def put(self, item: Output | EngineCrashed) -> None:
+        self._outputs.put_nowait(item)
+
+    async def next(self) -> list[Output]:
+        """At least one output, and all others that have come meanwhile. Raises EngineCrashed."""
+        items = [await self._outputs.get()]
+        while not self._outputs.empty():
+            items.append(self._outputs.get_nowait())
+        outputs = []
+        for item in items:
+            if isinstance(item, EngineCrashed):
+                raise item
+            outputs.append(item)
+        return outputs
+
+
+class EngineWorker:
+    def __init__(
+        self,
+        engine: Engine,
+        new_cache: Callable[[], KVCache],
+        listener: CacheListener,
+        on_step: Callable[[StepResult], None],
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._new_cache = new_cache
+        self._listener = listener
+        self._on_step = on_step
+        self._loop = loop
+        self._clock = clock
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._streams: dict[str, RequestStream] = {}
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._status_at = clock()
+        self.status = Status(engine.load(), engine.fit.model)
+        self.crashed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._streams)
+
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._streams
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        def halt() -> None:
+            self._running = False
+
+        self._commands.put(halt)
+        await asyncio.to_thread(self._thread.join)
+
+    def submit(self, sequence: Sequence) -> RequestStream:
+        """The caller gives the stream back by `close`, in `finally`. Raises EngineCrashed."""
+        if self.crashed.is_set():
+            raise EngineCrashed("the engine has crashed")
+        assert sequence.id not in self._streams
+        stream = RequestStream(sequence)
+        self._streams[sequence.id] = stream
+        self._idle.clear()
+        self._commands.put(lambda: self._engine.add(sequence))
+        return stream
+
+    def close(self, stream: RequestStream) -> None:
+        """Ends a request in whatever phase it is; nothing to abort where it has finished."""
+        del self._streams[stream.sequence.id]
+        if not self._streams:
+            self._idle.set()
+        self._commands.put(lambda: self._engine.abort(stream.sequence))
+
+    async def wait_idle(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
+    async def reset_cache(self) -> bool:
+        """Empties the cache; False, and nothing done, where requests are in the engine."""
+        done: asyncio.Future[bool] = self._loop.create_future()
+
+        def reset() -> None:
+            idle = not self._engine.scheduler.has_work
+            if idle:
+                self._engine.replace_cache(self._new_cache())
+                self._listener.cache_replaced()
+                self._update_status(force=True)
+            self._loop.call_soon_threadsafe(done.set_result, idle)
+
+        self._commands.put(reset)
+        return await done
+
+    def _run(self) -> None:
+        # The outermost edge of the engine: whatever fails in it must reach the log and the waiting requests.
+        try:
+            while self._running:
+                self._run_commands()
+                if self._running and self._engine.scheduler.has_work:
+                    self._step()
+        except Exception as error:
+            _LOG.exception("the engine has crashed")
+            self._loop.call_soon_threadsafe(self._report_crash, EngineCrashed(f"the engine has crashed: {error}"))
+
+    def _run_commands(self) -> None:
+        """Waits for a command only where there is nothing to compute."""
+        if not self._engine.scheduler.has_work:
+            self._engine.check_integrity()
+            self._update_status(force=True)
+            self._commands.get()()
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _step(self) -> None:
+        step = self._engine.step()
+        if step.events.added or step.events.removed:
+            self._listener.cache_changed(step.events)
+        self._on_step(step)
+        self._update_status(force=False)
+        if step.outputs:
+            self._loop.call_soon_threadsafe(self._deliver, step.outputs)
+
+    def _update_status(self, force: bool) -> None:
+        now = self._clock()
+        if force or now - self._status_at >= _STATUS_PERIOD_S:
+            self._status_at = now
+            self.status = Status(self._engine.load(), self._engine.fit.model)
+
+    def _deliver(self, outputs: tuple[Output, ...]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.sequence.id)
+            if stream is not None:
+                stream.put(output)
+
+    def _report_crash(self, error: EngineCrashed) -> None:
+        self.crashed.set()
+        for stream in self._streams.values():
+            stream.put(error)

@@ -1,0 +1,102 @@
+from gateway.fleet import Beat, Fleet
+from gateway.index.prefix_index import PrefixIndex
+from gateway.router import Router
+from gateway.routing.base import ReplicaView, RouteRequest
+from gateway.routing.ttft import Ttft
+from replica.protocol.hashing import block_hashes
+from replica.protocol.records import CostModel, Snapshot
+from tests.gateway.conformance.test_policies import view
+from tests.gateway.fakes import IDENTITY, blocks, heartbeat
+
+REQUEST = RouteRequest(1025, blocks(1, 64))
+
+
+def choose(*views: ReplicaView) -> str:
+    return Ttft().choose(REQUEST, views, 0.0).choice
+
+
+def test_a_cached_prefix_wins_on_idle_replicas() -> None:
+    assert choose(view("a"), view("b", matched_blocks=50), view("c")) == "b"
+
+
+def test_a_long_queue_outweighs_a_cached_prefix() -> None:
+    assert choose(view("a"), view("b", matched_blocks=50, queue_tokens=5000)) == "a"
+
+
+def test_a_replica_that_lies_about_its_cache_gets_no_credit() -> None:
+    assert choose(view("a", matched_blocks=64, trust=0.0), view("b", matched_blocks=32)) == "b"
+
+
+def test_a_batch_that_decodes_slows_a_prefill() -> None:
+    assert choose(view("a", decoding=200), view("b")) == "b"
+
+
+def test_a_full_cache_that_is_in_use_is_spared() -> None:
+    assert choose(view("a", free_blocks=0, reuse=0.9), view("b", free_blocks=500, reuse=0.9)) == "b"
+
+
+def test_a_slow_replica_gets_less() -> None:
+    slow = CostModel(c0=0.05, c_lin=2e-3, c_att=1e-7, c_dec=1e-3, max_step_tokens=512)
+    assert choose(view("a", cost=slow), view("b", queue_tokens=2000)) == "b"
+
+
+def test_the_terms_add_up() -> None:
+    decision = Ttft().choose(REQUEST, [view("a", queue_tokens=700, decoding=3, free_blocks=0), view("b")], 0.0)
+    for row in decision.terms.values():
+        parts = [row[f"{name}_s"] for name in ("queue", "prefill", "interference", "eviction", "recompute")]
+        assert abs(sum(parts) - row["total_s"]) < 1e-12
+        assert all(part >= 0 for part in parts)
+    assert decision.terms["a"]["eviction_s"] > 0
+
+
+def travel_request(context: int, question: int) -> RouteRequest:
+    """200 shared tokens, 800 of a context, 25 of a question."""
+    tokens = list(range(200)) + [10_000 * (context + 1) + i for i in range(800)]
+    tokens += [1_000_000 + 100 * question + i for i in range(25)]
+    return RouteRequest(len(tokens), block_hashes(tokens, namespace=1))
+
+
+def cold_fleet(replicas: int) -> tuple[Fleet, Router]:
+    fleet, index = Fleet(IDENTITY), PrefixIndex()
+    names = [f"r{number}" for number in range(replicas)]
+    fleet.update({name: Beat(heartbeat(name)) for name in names}, 0.0)
+    for name in names:
+        index.load(name, Snapshot("e1", 0, "0-0", ()))
+    return fleet, Router(fleet, index, Ttft())
+
+
+def burst(order: list[tuple[int, int]], replicas: int = 4) -> tuple[dict[int, set[str]], dict[str, int]]:
+    """Where each context went, and the uncached tokens of each replica."""
+    fleet, router = cold_fleet(replicas)
+    places: dict[int, set[str]] = {}
+    for context, question in order:
+        request = travel_request(context, question)
+        decision = router.route(request, request.tokens, set(), 0.0)
+        assert decision is not None
+        router.take(request, decision, 0.0)
+        places.setdefault(context, set()).add(decision.choice)
+    return places, {view.id: view.queue_tokens for view in fleet.snapshot(0.0)}
+
+
+def test_a_burst_spreads_by_context_and_keeps_each_context_together() -> None:
+    by_turns = [(number % 10, number) for number in range(50)]
+    by_context = [(number // 5, number) for number in range(50)]
+    for order in (by_turns, by_context):
+        places, queued = burst(order)
+        share = sum(queued.values()) / len(queued)
+        assert max(queued.values()) <= 2 * share, queued
+        assert min(queued.values()) > 0
+        assert all(len(replicas) == 1 for replicas in places.values()), places
+
+
+def test_one_hot_context_spreads_once_its_owner_is_swamped() -> None:
+    places, queued = burst([(0, number) for number in range(400)])
+    assert len(places[0]) == 4
+    assert max(queued.values()) <= 2 * sum(queued.values()) / 4
+
+
+def test_two_gateways_agree_on_a_cold_fleet() -> None:
+    for context in range(20):
+        first, second = (cold_fleet(8)[1].route(travel_request(context, q), 1025, set(), 0.0) for q in (1, 2))
+        assert first is not None and second is not None
+        assert first.choice == second.choice
