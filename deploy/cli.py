@@ -1,6 +1,6 @@
 """The `ryokan` command. Each subcommand's own code is loaded only when it is called."""
 
-import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -127,13 +127,27 @@ def compare(
     _with_fleet(options, Console(), lambda running: run(running.gateway_url))
 
 
-@functools.wraps(gateway_main)
 def _gateway(**flags: Any) -> None:
-    folder, name = _resolve(str(flags["model"]))
+    folder, name = _resolve(flags["model"])
     gateway_main(**(flags | {"model": folder, "served_model_name": flags["served_model_name"] or name}))
 
 
-app.command("gateway", short_help="Start a gateway by itself.")(_gateway)
+def _takes_a_model_name(command: Callable[..., None], flags_of: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the flags of `flags_of`, but for a `--model` that may be a name, and needn't be given."""
+    parameters = inspect.signature(flags_of).parameters.values()
+    flags = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if parameter.name != "model"
+        else inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=DEFAULT_MODEL, annotation=Model)
+        for parameter in parameters
+    ]
+    command.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    command.__annotations__ = flags_of.__annotations__ | {"model": Model}
+    command.__doc__ = flags_of.__doc__
+    return command
+
+
+app.command("gateway", short_help="Start a gateway by itself.")(_takes_a_model_name(_gateway, gateway_main))
 app.command("replica", short_help="Start a replica by itself, or add one to a fleet.")(replica_main)
 
 
@@ -143,11 +157,11 @@ def main() -> None:
 
 def _resolve(model: str) -> tuple[Path, str]:
     """The model's folder and name. Converting the default model takes seconds, so that is said."""
-    from replica.model.source import is_ready, resolve_model
+    from replica.model.source import resolve_model, takes_time
     from replica.protocol.text import ModelFolderError
 
     try:
-        if not is_ready(model):
+        if takes_time(model):
             print(f"preparing the model {model} …", file=sys.stderr, flush=True)
         return resolve_model(model)
     except ModelFolderError as error:

@@ -76,23 +76,25 @@ class Dispatcher:
         failure: UpstreamError | None = None
         while True:
             deadline = self._clock() + self._queue_s
-            decision = await self._route(call, tried, failure, deadline)
-            slot = ExitStack()
-            if failure is not None and not isinstance(failure, ReplicaUnreachable):
-                # A connection that was refused cost nobody anything, so it is not charged to the budget.
-                slot = await self._budget.take(deadline)
-            try:
-                return await self._attempt(call, decision, slot, relay)
-            except UpstreamError as error:
-                failure = error
-                self._blame(decision.choice, error)
-                call.trace.attempts[-1].failure = error.reason
-                tried.add((decision.choice, self._router.fleet.heartbeat(decision.choice).epoch))
-                if len(call.trace.attempts) >= MAX_ATTEMPTS:
-                    raise
-                self._metrics.retries.labels(error.reason).inc()
-            finally:
-                slot.close()
+            with await self._retry_slot(failure, deadline) as slot:
+                decision = await self._route(call, tried, failure, deadline)
+                epoch = self._router.fleet.heartbeat(decision.choice).epoch
+                try:
+                    return await self._attempt(call, decision, slot, relay)
+                except UpstreamError as error:
+                    failure = error
+                    tried.add((decision.choice, epoch))
+                    self._blame(decision.choice, error)
+                    call.trace.attempts[-1].failure = error.reason
+                    if len(call.trace.attempts) >= MAX_ATTEMPTS:
+                        raise
+                    self._metrics.retries.labels(error.reason).inc()
+
+    async def _retry_slot(self, failure: UpstreamError | None, deadline: float) -> ExitStack:
+        """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget."""
+        if failure is None or isinstance(failure, ReplicaUnreachable):
+            return ExitStack()
+        return await self._budget.take(deadline)
 
     async def _route(
         self, call: Call, tried: set[Incarnation], failure: UpstreamError | None, deadline: float

@@ -145,6 +145,8 @@ class PromptTokenizer:
 
     def __init__(self, text: ModelText, threads: int, memo_bytes: int = MEMO_BYTES) -> None:
         self._text = text
+        # Text longer than this has too many tokens whatever they are: megabytes needn't be tokenised to be refused.
+        self._max_chars = text.max_context * max(map(len, text.tokenizer.get_vocab()), default=1)
         self._namespace = namespace_hash(model=text.model_fingerprint, tokenizer=text.tokenizer_fingerprint)
         self.memo = SegmentMemo(memo_bytes)
         self.encoder = SegmentEncoder(text, self.memo)
@@ -166,18 +168,26 @@ class PromptTokenizer:
 
     def _encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         try:
-            return self.encoder.encode(self._text.render(messages))
+            rendered = self._text.render(messages)
         except TemplateError as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from error
+        self._check_length(rendered, "messages")
+        return self.encoder.encode(rendered)
 
     def _encode_completion(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
+            self._check_length(prompt, "prompt")
             return self._text.encode_plain(prompt)
         wrong = next((token for token in prompt if not 0 <= token < self._text.vocab_size), None)
         if wrong is not None:
             message = f"prompt: token id {wrong} is outside the vocabulary of {self._text.vocab_size}"
             raise RequestError(message, param="prompt", code="invalid_value")
         return prompt
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) > self._max_chars:
+            message = f"the model's context is {self._text.max_context} tokens; {len(text)} characters can't fit"
+            raise RequestError(message, param=param, code="context_length_exceeded")
 
     def _prompt(self, tokens: list[int]) -> Prompt:
         if not tokens:

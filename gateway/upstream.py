@@ -34,6 +34,7 @@ class Upstream:
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._session: aiohttp.ClientSession | None = None
+        self._open: set[aiohttp.ClientResponse] = set()
 
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
@@ -52,6 +53,9 @@ class Upstream:
 
     async def close(self) -> None:
         """Cuts what is still in flight."""
+        for response in self._open:
+            # NOTE: closing the session alone leaves whoever reads a response waiting for ever.
+            response.content.set_exception(aiohttp.ClientConnectionError("the gateway is shutting down"))
         if self._session is not None:
             await self._session.close()
 
@@ -63,6 +67,7 @@ class Upstream:
         Raises an UpstreamError for a replica that didn't answer, or answered that it can't.
         """
         response = await self._send(url, body, headers)
+        self._open.add(response)
         try:
             self._fall_silent_after(response, self._timeouts.idle_s)
             if response.status in BUSY:
@@ -73,6 +78,7 @@ class Upstream:
                 raise ReplicaFailed("the replica answered with a redirect")
             yield response
         finally:
+            self._open.discard(response)
             # NOTE: release() would wait for the rest of the body; after its end both keep the connection.
             response.close() if not response.content.at_eof() else response.release()
 

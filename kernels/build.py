@@ -6,6 +6,7 @@ because `-march=native` code from another machine dies of an illegal instruction
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -13,6 +14,8 @@ import platform
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,10 @@ def load(march: str = "native") -> ctypes.CDLL:
     try:
         path = _cache_folder() / f"{_fingerprint(compiler, flags)}.so"
         if not path.exists():
-            _build(compiler, flags, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _lock(path.parent / "build.lock"):
+                if not path.exists():
+                    _build(compiler, flags, path)
         return _open(path)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{shlex.join(compiler)} failed:\n{error.stderr.strip()[-2000:]}") from error
@@ -52,6 +58,15 @@ def _open(path: Path) -> ctypes.CDLL:
     finally:
         if chosen is None:
             del os.environ["OMP_WAIT_POLICY"]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Has replicas that start at once build once. It only spares work, so a file system without locks is no error."""
+    with path.open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _cache_folder() -> Path:
@@ -79,9 +94,8 @@ def _cpu() -> str:
 
 
 def _build(compiler: list[str], flags: list[str], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     log.info("building the CPU kernels into %s", path)
-    # Several replicas may start at once: each builds a file of its own, and the rename is atomic.
+    # The lock may be missing (see _lock), so each process builds a file of its own, and the rename is atomic.
     handle, temporary = tempfile.mkstemp(suffix=".so", prefix=".build-", dir=path.parent)
     os.close(handle)
     try:

@@ -8,10 +8,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.base import PAGE_SIZE, Int8Weight
+from kernels.base import GROUP_SIZE, PAGE_SIZE, Int8Weight
 
 _POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
+    "pack_int8": [_POINTER] * 4 + [_INT64] * 2 + [_INT],
     "linear_int8": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
     "rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT, _INT],
     "silu_mul": [_POINTER] * 2 + [_INT64] * 2 + [_INT],
@@ -33,13 +34,25 @@ class CpuKernels:
         assert n >= 1, n
         self._num_threads = n
 
+    def pack_int8(self, weight: Tensor) -> Int8Weight:
+        n, k = weight.shape
+        blocks, groups = -(-n // 16), -(-k // GROUP_SIZE)
+        data = torch.zeros(blocks, -(-k // 4), 16, 4, dtype=torch.int8)
+        scale = torch.zeros(blocks, groups, 16)
+        group_sums = torch.zeros(blocks, groups, 16, dtype=torch.int16)
+        self._library.pack_int8(
+            _pointer(weight, torch.float32, (n, k)),
+            data.data_ptr(), scale.data_ptr(), group_sums.data_ptr(), n, k, self._num_threads,
+        )  # fmt: skip
+        return Int8Weight(data, scale, group_sums, n, k)
+
     def linear_int8(self, x: Tensor, w: Int8Weight) -> Tensor:
         m = x.shape[0]
         assert w.data.is_cpu, w.data.device
         y = torch.empty(m, w.n)
         self._library.linear_int8(
             _pointer(x, torch.float32, (m, w.k)),
-            w.data.data_ptr(), w.scale.data_ptr(), w.compensation.data_ptr(), y.data_ptr(),
+            w.data.data_ptr(), w.scale.data_ptr(), w.group_sums.data_ptr(), y.data_ptr(),
             m, w.n, w.k, self._num_threads,
         )  # fmt: skip
         return y

@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.base import PAGE_SIZE, Int8Weight
+from kernels.base import GROUP_SIZE, PAGE_SIZE, Int8Weight
 
-_TINY = 1e-30  # a row whose largest magnitude is below this is quantised to zeros: 127 / absmax would overflow
-# Sums of int8 products over this much of k are integers below 2^24, so an fp32 matmul has them exactly.
-_EXACT_K = 1024
+_TINY = 1e-30  # where the largest magnitude is below this, all is quantised to zeros: 127 / absmax would overflow
 
 
 def set_num_threads(n: int) -> None:
@@ -18,25 +16,28 @@ def set_num_threads(n: int) -> None:
 def pack_int8(weight: Tensor) -> Int8Weight:
     assert weight.dtype == torch.float32 and weight.dim() == 2, (weight.dtype, weight.shape)
     n, k = weight.shape
-    q, scale = _quantise(weight)
-    q = functional.pad(q, (0, -k % 4, 0, -n % 16))
+    groups, k4 = -(-k // GROUP_SIZE), -(-k // 4)
+    padded = functional.pad(weight, (0, groups * GROUP_SIZE - k, 0, -n % 16))
+    q, scale = _quantise(padded.view(-1, 16, groups, GROUP_SIZE))
     return Int8Weight(
-        data=q.view(q.shape[0] // 16, 16, q.shape[1] // 4, 4).permute(0, 2, 1, 3).contiguous(),
-        scale=functional.pad(scale, (0, -n % 16)),
-        compensation=-128 * q.sum(1, dtype=torch.int32),
+        data=q.flatten(2)[..., : k4 * 4].reshape(-1, 16, k4, 4).transpose(1, 2).contiguous(),
+        scale=scale.transpose(1, 2).contiguous(),
+        group_sums=q.sum(-1, dtype=torch.int16).transpose(1, 2).contiguous(),
         n=n,
         k=k,
     )
 
 
 def linear_int8(x: Tensor, w: Int8Weight) -> Tensor:
-    weight = w.data.permute(0, 2, 1, 3).reshape(w.data.shape[0] * 16, -1)[: w.n, : w.k]
-    q, scale = _quantise(x)
-    sums = torch.zeros(x.shape[0], w.n, dtype=torch.int32)
-    for start in range(0, w.k, _EXACT_K):
-        part = slice(start, start + _EXACT_K)
-        sums += (q[:, part].float() @ weight[:, part].float().T).int()
-    return sums.float() * (scale[:, None] * w.scale[: w.n])
+    weight = w.data.transpose(1, 2).flatten(2).flatten(0, 1)[: w.n, : w.k]
+    weight_scale = w.scale.transpose(1, 2).flatten(0, 1)[: w.n]
+    y = torch.zeros(x.shape[0], w.n)
+    for group in range(weight_scale.shape[1]):
+        part = slice(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
+        q, scale = _quantise(x[:, part])
+        # Sums of 64 products of int8 are integers below 2^24, so an fp32 matmul has them exactly.
+        y += (q.float() @ weight[:, part].float().T) * (scale[:, None] * weight_scale[:, group])
+    return y
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -102,11 +103,11 @@ def paged_attention(
 
 
 def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A row at a time, symmetric: (int8 like x, fp32 scale of each row)."""
+    """Symmetric, along the last dimension: (int8 like x, fp32 scales)."""
     top = x.abs().amax(-1)
     # A plain 127.0 / top is top.reciprocal() * 127.0 to torch, which rounds twice and differs from C++ now and then.
     inverse = torch.where(top > _TINY, torch.full_like(top, 127.0) / top, 0.0)
-    return torch.round(x * inverse[:, None]).to(torch.int8), top / 127.0
+    return torch.round(x * inverse[..., None]).to(torch.int8), top / 127.0
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

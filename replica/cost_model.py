@@ -7,44 +7,48 @@ from numpy.typing import NDArray
 
 from replica.protocol.records import CostModel
 
+_FORGETTING = 0.995
+"""Weight of what is known when a new step is seen: about the last 200 steps count."""
+
+_PRIOR = np.array([1e-3, 1e-4, 1e-6, 1e-4])
+_PRIOR_WEIGHT = 0.01
+"""Of a step. It decides only where no step has told anything, such as the cost of decodes before the first one."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step computed; the terms of `CostModel`."""
 
     tokens: int
+    """Prompt tokens."""
     attention: float
     """Σ u·(n - u/2) over prefill chunks."""
     decoding: int
 
 
 class CostModelFit:
-    """Recursive least squares with forgetting, each step weighted by 1/seconds² so that errors count relatively.
+    """Least squares over past steps, weighted by age and, since errors count relatively, by 1/seconds².
 
-    The attention term is scaled to the size of the others to keep the matrix well-conditioned. Coefficients that come
-    out negative (terms that hardly vary yet) are published as zero.
+    Kept as normal equations, which are solved when the model is asked for.
     """
-
-    FORGETTING = 0.995
-    _ATTENTION_SCALE = 1e-3
 
     def __init__(self, max_step_tokens: int) -> None:
         self._max_step_tokens = max_step_tokens
-        self._theta: NDArray[np.float64] = np.array([1e-3, 1e-4, 1e-6, 1e-4])
-        self._covariance: NDArray[np.float64] = np.eye(4) * 1e2
+        self._products: NDArray[np.float64] = np.zeros((4, 4))
+        self._sums: NDArray[np.float64] = np.zeros(4)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         if seconds <= 0:
             return
-        terms = [1.0, work.tokens, work.attention * self._ATTENTION_SCALE, work.decoding]
-        x = np.array(terms) / seconds
-        gain = self._covariance @ x / (self.FORGETTING + x @ self._covariance @ x)
-        self._theta = self._theta + gain * (1.0 - x @ self._theta)
-        self._covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / self.FORGETTING
-        # Without new information forgetting would let the covariance grow without bound.
-        self._covariance *= min(1.0, 1e3 / float(np.trace(self._covariance)))
+        terms = np.array([1.0, work.tokens, work.attention, work.decoding]) / seconds
+        self._products = _FORGETTING * self._products + np.outer(terms, terms)
+        self._sums = _FORGETTING * self._sums + terms
 
     @property
     def model(self) -> CostModel:
-        c0, c_lin, c_att, c_dec = (max(0.0, float(value)) for value in self._theta)
-        return CostModel(c0, c_lin, c_att * self._ATTENTION_SCALE, c_dec, self._max_step_tokens)
+        """Coefficients that come out negative (terms that hardly vary) are published as zero."""
+        # In units of the prior, so that the matrix is well-conditioned and the ridge weighs all terms alike.
+        products = self._products * np.outer(_PRIOR, _PRIOR) + _PRIOR_WEIGHT * np.eye(4)
+        solved = np.linalg.solve(products, self._sums * _PRIOR + _PRIOR_WEIGHT) * _PRIOR
+        c0, c_lin, c_att, c_dec = (max(0.0, float(value)) for value in solved)
+        return CostModel(c0, c_lin, c_att, c_dec, self._max_step_tokens)

@@ -64,6 +64,8 @@ class Sequence:
     claimed: list[int] = field(default_factory=list)
     """Hashes of prompt blocks that this sequence has undertaken to compute; see Scheduler."""
     num_preemptions: int = 0
+    overtaken_tokens: int = 0
+    """Tokens of younger sequences that were admitted while this one waited."""
 
     def __post_init__(self) -> None:
         assert self.prompt, "a prompt has at least one token"

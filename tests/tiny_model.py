@@ -60,7 +60,7 @@ def _weights(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+        return torch.randn(*shape, generator=generator).mul(float(shape[-1]) ** -0.5)
 
     weights = {
         # Large embeddings make the logits of random weights spread, so that greedy choices are no near ties.

@@ -54,6 +54,8 @@ class _Repair:
     due: float = 0.0
     asked: bool = False
     """The replica was asked for a new snapshot."""
+    answered: bool = False
+    """It has taken note at the last look, and so has written one by the next."""
 
 
 class IndexReader:
@@ -249,11 +251,15 @@ class IndexReader:
             if replica in started and self._index.position(replica) is not None:
                 del self._repairs[replica]
             else:
-                self._repairs[replica].due = self._clock() + RETRY_S
-                self._repairs[replica].asked = True
-                await self._ask(wire, replica)
+                await self._again(wire, replica)
 
-    async def _ask(self, wire: Wire, replica: str) -> None:
+    async def _again(self, wire: Wire, replica: str) -> None:
+        """Asks the replica for a snapshot, and looks again soon."""
+        repair = self._repairs[replica]
+        repair.due = self._clock() + RETRY_S
+        repair.asked = True
+        if repair.answered:
+            return
         try:
             await wire.want_snapshot(replica)
         except OutOfMemoryError as error:
@@ -261,6 +267,8 @@ class IndexReader:
 
     def _load(self, replica: str, data: bytes | None, wanted: bool, stream: StreamState) -> StreamId | None:
         """Loads a snapshot, if it will do; the stream id behind which its replay starts, or None."""
+        repair = self._repairs[replica]
+        answered, repair.answered = repair.answered, False
         if data is None:
             return None
         try:
@@ -271,8 +279,9 @@ class IndexReader:
             return None
         if snapshot.epoch != self._epochs[replica]:
             return None
-        answered = self._repairs[replica].asked and not wanted
         if not stream.reaches_back_to(start) and not answered:
+            # Entries after this snapshot may be gone, unless it is the one that was asked for.
+            repair.answered = repair.asked and not wanted
             return None
         position = self._index.position(replica)
         if position is None or position[0] != snapshot.epoch or position[1] < snapshot.seq:

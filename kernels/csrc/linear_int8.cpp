@@ -1,32 +1,37 @@
-// y = x W^T with int8 weights (one scale a row of W) and activations quantised a row and GROUP columns at a time.
+// y = x W^T in int8: each GROUP columns of a row, of x as of W, have a scale of their own, since one outlier would blow
+// up the scale of a whole row.
 //
-// A group's sums are exact integers; its scale and the order in which a row's groups are added are the row's own. So a
-// row's result never depends on the rest of the batch, and multiply and add aren't fused, so it's the same everywhere.
-// Activations are stored as q + 128, because vpdpbusd multiplies unsigned by signed; `compensation` [K/GROUP][N] =
-// -128 * (sum of W's row over the group) takes the offset back out. Weights are packed [N/16][K/4][16][4]: one vector =
-// 16 outputs x 4 steps of K.
+// A group's sums are exact integers, and a row's groups are added in ascending order, unfused. So a row's result never
+// depends on the rest of the batch, and has the same bits with any instruction set. Activations are stored as q + 128,
+// because vpdpbusd multiplies unsigned by signed; `group_sums`, the sums of W over each group, take the offset back out.
+// Weights are packed [N/16][K/4][16][4] (one vector = 16 outputs x 4 steps of K), their scales and group sums
+// [N/16][K/GROUP][16].
 #include "vec.h"
 
 #include <memory>
 
 namespace {
 
-#ifndef GROUP_SIZE
-#define GROUP_SIZE 64
-#endif
-constexpr int64_t GROUP = GROUP_SIZE;
-constexpr int ROWS = 6;    // 6 rows x 4 vectors = 24 accumulators + 4 weights + 1 broadcast of 32 registers
-constexpr int BLOCKS = 4;  // of 16 outputs
+constexpr int64_t GROUP = 64;  // GROUP_SIZE of base.py
+constexpr int ROWS = 6;        // 6 rows x 2 vectors = 12 sums + 12 totals + 2 weights + 1 broadcast of 32 registers
+constexpr int BLOCKS = 2;      // of 16 outputs
 constexpr int64_t PANEL = 96;  // rows of x that stay in L2 beside a weight block: 96 x 1536 = 144 KiB
 
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+
 struct Linear {
-    const uint8_t* x;
-    const float* x_scale;
+    const uint8_t* x;      // [groups][m][GROUP]: the rows of a block lie at distances that the compiler knows
+    const float* x_scale;  // [groups][m]
     const int8_t* weight;
     const float* weight_scale;
-    const int32_t* compensation;
+    const int16_t* group_sums;
     float* y;
     int64_t m, n, k4, groups;
+};
+
+// Distances from a weight to the two that are fetched into L2 meanwhile; 0 for none.
+struct Ahead {
+    int64_t first, second;
 };
 
 INLINE i32x16 dot4(i32x16 sum, i32x16 x, const int8_t* w) {
@@ -42,71 +47,81 @@ INLINE i32x16 dot4(i32x16 sum, i32x16 x, const int8_t* w) {
 
 INLINE f32x16 to_float(i32x16 v) { return __builtin_convertvector(v, f32x16); }
 
+INLINE i32x16 minus_128_times(const int16_t* from) {
+    i16x16 v;
+    memcpy(&v, from, sizeof v);
+    return __builtin_convertvector(v, i32x16) * -128;
+}
+
+// Few scalars live through the inner loop, on purpose: GCC spills them to vector registers, and then spills weights.
 template <int R, int B>
-void block(const Linear& a, int64_t row, int64_t first_block, const int8_t* next, int64_t lines) {
-    const int64_t block_bytes = a.k4 * 64, padded_n = (a.n + LANES - 1) / LANES * LANES;
+void block(const Linear& a, int64_t row, int64_t first_block, Ahead ahead) {
+    const int64_t block_bytes = a.k4 * 64;
     const int8_t* w = a.weight + first_block * block_bytes;
-    const uint8_t* x = a.x + row * a.k4 * 4;
+    const int8_t* const w_end = w + block_bytes;
+    const int64_t block_groups = a.groups * LANES;
+    const int16_t* group_sums = a.group_sums + first_block * block_groups;
+    const float* scale = a.weight_scale + first_block * block_groups;
+    const uint8_t* x_group = a.x + row * GROUP;
+    const float* x_scale = a.x_scale + row;
     f32x16 totals[R][B] = {};
-    for (int64_t group = 0; group < a.groups; group++) {
+    for (; w < w_end; group_sums += LANES, scale += LANES, x_group += a.m * GROUP, x_scale += a.m) {
         i32x16 sums[R][B];
         for (int b = 0; b < B; b++) {
-            i32x16 start;
-            memcpy(&start, a.compensation + group * padded_n + (first_block + b) * LANES, sizeof start);
+            const i32x16 start = minus_128_times(group_sums + b * block_groups);
             for (int r = 0; r < R; r++) sums[r][b] = start;
         }
-        const int64_t left = a.k4 - group * (GROUP / 4), steps = left < GROUP / 4 ? left : GROUP / 4;
-        for (int64_t k = 0; k < steps; k++, w += 64, x += 4) {
-            for (const int8_t* end = next + lines * 64; next < end; next += 64) __builtin_prefetch(next, 0, 2);
+        const uint8_t* x = x_group;
+        const int8_t* const end = w_end - w < GROUP * LANES ? w_end : w + GROUP * LANES;
+        for (; w < end; w += 64, x += 4) {
+            __builtin_prefetch(w + ahead.first, 0, 2);
+            __builtin_prefetch(w + ahead.second, 0, 2);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 int32_t word;
-                memcpy(&word, x + r * a.k4 * 4, sizeof word);
+                memcpy(&word, x + r * GROUP, sizeof word);
                 const i32x16 quad = splat(word);
 #pragma GCC unroll 8
                 for (int b = 0; b < B; b++) sums[r][b] = dot4(sums[r][b], quad, w + b * block_bytes);
             }
         }
-        for (int r = 0; r < R; r++) {
-            const f32x16 scale = splat(a.x_scale[(row + r) * a.groups + group]);
-            for (int b = 0; b < B; b++) totals[r][b] = totals[r][b] + to_float(sums[r][b]) * scale;
-        }
+        for (int r = 0; r < R; r++)
+            for (int b = 0; b < B; b++)
+                totals[r][b] += to_float(sums[r][b]) * (splat(x_scale[r]) * load(scale + b * block_groups));
     }
     for (int b = 0; b < B; b++) {
         const int64_t column = (first_block + b) * LANES;
-        const f32x16 scale = load(a.weight_scale + column);
         const int64_t count = a.n - column < LANES ? a.n - column : LANES;
         for (int r = 0; r < R; r++) {
-            const f32x16 y = totals[r][b] * scale;
             float* to = a.y + (row + r) * a.n + column;
-            if (count == LANES) store(to, y);
-            else store_part(to, y, count);
+            if (count == LANES) store(to, totals[r][b]);
+            else store_part(to, totals[r][b], count);
         }
     }
 }
 
 template <int R>
-void row_block(const Linear& a, int64_t row, int64_t from, int64_t to, const int8_t* next, int64_t lines) {
-    if (to - from == BLOCKS) return block<R, BLOCKS>(a, row, from, next, lines);
-    for (; from < to; from++) block<R, 1>(a, row, from, next, 0);
+void row_block(const Linear& a, int64_t row, int64_t from, int64_t to, Ahead ahead) {
+    if (to - from == BLOCKS) return block<R, BLOCKS>(a, row, from, ahead);
+    for (; from < to; from++) block<R, 1>(a, row, from, Ahead{});
 }
 
-using RowBlock = void (*)(const Linear&, int64_t, int64_t, int64_t, const int8_t*, int64_t);
+using RowBlock = void (*)(const Linear&, int64_t, int64_t, int64_t, Ahead);
 constexpr RowBlock ROW_BLOCK[ROWS + 1] = {nullptr,      row_block<1>, row_block<2>, row_block<3>,
                                           row_block<4>, row_block<5>, row_block<6>};
 
-// Rows [row, end) by BLOCKS blocks of columns. Meanwhile the next blocks' weights are prefetched into L2, spread over
-// the first passes: from DRAM, 6 rows of 3072 x 576 took 96 us with it and 141 us without (1 row, which is all
-// bandwidth: 96 us).
+// Rows [row, end) by BLOCKS blocks of columns. Meanwhile the next blocks' weights are prefetched into L2, one in each of
+// the first passes or both in the only one: from DRAM, 6 rows of 3072 x 576 took 96 us with it and 141 us without.
 void column_task(const Linear& a, int64_t row, int64_t end, int64_t from) {
     const int64_t blocks = (a.n + LANES - 1) / LANES, to = from + BLOCKS < blocks ? from + BLOCKS : blocks;
-    const int64_t passes = (end - row + ROWS - 1) / ROWS, lines = (BLOCKS + passes - 1) / passes;
-    const int8_t* next = a.weight + to * a.k4 * 64;
+    const int64_t passes = (end - row + ROWS - 1) / ROWS, block_bytes = a.k4 * 64;
     for (int64_t pass = 0; pass < passes; pass++) {
         // 7 rows are 4 + 3, not 6 + 1: a lone row has too few accumulators to hide vpdpbusd's latency.
         const int64_t left = passes - pass, rows = (end - row + left - 1) / left;
-        ROW_BLOCK[rows](a, row, from, to, next, pass * lines < BLOCKS ? lines : 0);
-        next += lines * a.k4 * 64;
+        Ahead ahead{};
+        if (pass < BLOCKS) ahead.first = (BLOCKS + pass) * block_bytes;
+        if (passes == 1) ahead.second = (BLOCKS + 1) * block_bytes;
+        ROW_BLOCK[rows](a, row, from, to, ahead);
         row += rows;
     }
 }
@@ -137,26 +152,55 @@ INLINE float quantise(const float* x, uint8_t* q, int64_t k) {
     return top / 127.0f;
 }
 
-void quantise_row(const float* x, uint8_t* q, float* scale, int64_t k) {
-    for (; k >= GROUP; k -= GROUP, x += GROUP, q += GROUP) *scale++ = quantise(x, q, GROUP);
+void quantise_row(const float* x, uint8_t* q, float* scale, int64_t m, int64_t k) {
+    for (; k >= GROUP; k -= GROUP, x += GROUP, q += m * GROUP, scale += m) *scale = quantise(x, q, GROUP);
     if (k > 0) *scale = quantise(x, q, k);
+}
+
+// `data`, `scale` and `group_sums` are those of the row's lane in its block of 16.
+void pack_row(const float* weight, int8_t* data, float* scale, int16_t* group_sums, int64_t k) {
+    for (; k > 0; k -= GROUP, weight += GROUP, scale += LANES, group_sums += LANES) {
+        const int64_t count = k < GROUP ? k : GROUP;
+        uint8_t q[GROUP];
+        memset(q, 128, sizeof q);
+        *scale = quantise(weight, q, count);
+        int32_t sum = 0;
+        for (uint8_t& value : q) {
+            sum += value;
+            value ^= 128;  // q + 128 to q
+        }
+        *group_sums = int16_t(sum - 128 * GROUP);
+        for (int64_t i = 0; i < count; i += 4, data += 4 * LANES) memcpy(data, q + i, 4);
+    }
 }
 
 }  // namespace
 
-extern "C" void linear_int8(const float* x, const int8_t* weight, const float* weight_scale,
-                            const int32_t* compensation, float* y, int64_t m, int64_t n, int64_t k, int threads) {
+// Into zeroed data, scale and group_sums, whose padding is left as it is.
+extern "C" void pack_int8(const float* weight, int8_t* data, float* scale, int16_t* group_sums, int64_t n, int64_t k,
+                          int threads) {
+    const int64_t k4 = (k + 3) / 4, groups = (k + GROUP - 1) / GROUP;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < n; row++) {
+        const int64_t block = row / LANES, lane = row % LANES;
+        const int64_t first = block * groups * LANES + lane;
+        pack_row(weight + row * k, data + (block * k4 * LANES + lane) * 4, scale + first, group_sums + first, k);
+    }
+}
+
+extern "C" void linear_int8(const float* x, const int8_t* weight, const float* weight_scale, const int16_t* group_sums,
+                            float* y, int64_t m, int64_t n, int64_t k, int threads) {
     const int64_t k4 = (k + 3) / 4, groups = (k + GROUP - 1) / GROUP, blocks = (n + LANES - 1) / LANES;
-    std::unique_ptr<uint8_t[]> q(new uint8_t[size_t(m * k4 * 4)]);
-    std::unique_ptr<float[]> x_scale(new float[size_t(m * groups)]);
-    const Linear a{q.get(), x_scale.get(), weight, weight_scale, compensation, y, m, n, k4, groups};
+    std::unique_ptr<uint8_t[]> q(new uint8_t[size_t(groups * m * GROUP)]);
+    std::unique_ptr<float[]> x_scale(new float[size_t(groups * m)]);
+    const Linear a{q.get(), x_scale.get(), weight, weight_scale, group_sums, y, m, n, k4, groups};
     const int64_t column_tasks = (blocks + BLOCKS - 1) / BLOCKS, panels = (m + PANEL - 1) / PANEL;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for
         for (int64_t row = 0; row < m; row++)
-            quantise_row(x + row * k, q.get() + row * k4 * 4, x_scale.get() + row * groups, k);
+            quantise_row(x + row * k, q.get() + row * GROUP, x_scale.get() + row, m, k);
 #pragma omp for collapse(2)
         for (int64_t panel = 0; panel < panels; panel++) {
             for (int64_t task = 0; task < column_tasks; task++) {

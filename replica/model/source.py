@@ -29,14 +29,20 @@ def resolve_model(name: str) -> tuple[Path, str]:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve(), folder.resolve().name
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not _is_hub_name(name):
         raise ModelFolderError(f"no model {name!r}: it is no folder, no hub name (owner/name), nor {DEFAULT_MODEL}")
     return _from_hub(name), name
 
 
-def is_ready(name: str) -> bool:
-    """False where `resolve_model` will first have to convert or fetch it, which takes time."""
-    return Path(name).expanduser().is_dir() or (name == DEFAULT_MODEL and _default_folder().is_dir())
+def takes_time(name: str) -> bool:
+    """Whether `resolve_model` will first have to convert the model, or look for it on the hub."""
+    if name == DEFAULT_MODEL:
+        return not _default_folder().is_dir()
+    return _is_hub_name(name) and not Path(name).is_dir()
+
+
+def _is_hub_name(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def default_model_folder() -> Path:

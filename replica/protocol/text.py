@@ -50,7 +50,7 @@ class ModelText:
         if not tokenizer_path.is_file():
             raise ModelFolderError(f"{folder} has no tokenizer.json")
         template_source = _template_source(folder, tokenizer_config)
-        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        tokenizer = _tokenizer(tokenizer_path)
         special_tokens = tuple(
             added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special
         )
@@ -61,8 +61,8 @@ class ModelText:
             special_variables=_special_variables(tokenizer_config),
             special_tokens=special_tokens,
             stop_token_ids=_stop_token_ids(config, generation_config),
-            vocab_size=int(config["vocab_size"]),
-            max_context=int(config["max_position_embeddings"]),
+            vocab_size=_positive(folder, config, "vocab_size"),
+            max_context=_positive(folder, config, "max_position_embeddings"),
             model_fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode()),
             tokenizer_fingerprint=_fingerprint(tokenizer_path.read_bytes() + b"\0" + (template_source or "").encode()),
         )
@@ -101,6 +101,22 @@ def _read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any]
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} holds no JSON object")
     return value
+
+
+def _positive(folder: Path, config: dict[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ModelFolderError(f"{folder / 'config.json'}: {name} must be a positive number, not {value!r}")
+    return value
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    data = path.read_bytes()
+    try:
+        json.loads(data)
+        return Tokenizer.from_buffer(data)
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is no tokenizer: {error}") from error
 
 
 def _template_source(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:

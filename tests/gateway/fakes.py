@@ -1,6 +1,7 @@
 """What the gateway's tests stand on: a tiny model folder, a replica that can misbehave, and a publisher of digests."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.app import make_app
@@ -89,7 +91,7 @@ class Publisher:
         self.epoch = beat.epoch
         self.seq = 0
         self.last_id = "0-0"
-        self._task: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -123,20 +125,31 @@ class Publisher:
         self.held, self.seq, self.epoch = set(), 0, epoch
 
     async def serve(self) -> None:
-        """Beats, and answers wishes for snapshots, until cancelled."""
-        while True:
-            await self.beat()
-            for _ in range(10):
-                if await self.redis.exists(self.keys.snapshot_wanted(self.name)):
-                    await self.snapshot()
-                await asyncio.sleep(0.05)
+        """Beats, and answers wishes for snapshots, until stopped.
+
+        NOTE: cancelling alone isn't enough, since the Redis client may swallow it (see `index/reader.py`).
+        """
+        while not self._stopped.is_set():
+            with contextlib.suppress(RedisConnectionError):  # Some tests kill connections.
+                await self._serve_once()
+
+    async def _serve_once(self) -> None:
+        await self.beat()
+        for _ in range(10):
+            if self._stopped.is_set():
+                return
+            if await self.redis.exists(self.keys.snapshot_wanted(self.name)):
+                await self.snapshot()
+            await asyncio.sleep(0.05)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Publisher"]:
+        self._stopped.clear()
         task = asyncio.create_task(self.serve())
         try:
             yield self
         finally:
+            self._stopped.set()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -322,7 +335,7 @@ def publisher_for(redis: Any, replica: FakeReplica, model: Path, **changes: Any)
 async def eventually(condition: Callable[[], bool], timeout_s: float = 8.0) -> None:
     """Waits until it holds; fails the test where it never does."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of events
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -93,10 +93,11 @@ def test_a_tripped_replica_needs_a_newer_heartbeat_and_the_end_of_its_back_off()
     fleet = fleet_of("a", now=10)
     fleet.trip("a", 11)
     fleet.update({"a": Beat(heartbeat("a"), age_s=1.0)}, 11.0 + 2 * BACK_OFF_S)
-    assert fleet.statuses(11.5)["a"].state == "ready"
+    assert fleet.statuses(11.0 + 2 * BACK_OFF_S)["a"].state == "ejected"
+    fleet.update({"a": Beat(heartbeat("a"))}, 12)
+    assert fleet.routable(12) == ("a",)
     fleet.trip("a", 20)
-    assert fleet.routable(20 + 10 * BACK_OFF_S) == ()
-    fleet.update({"a": Beat(heartbeat("a"), age_s=0)}, 20 + BACK_OFF_S)
+    fleet.update({"a": Beat(heartbeat("a"))}, 20 + BACK_OFF_S)
     assert fleet.routable(20 + BACK_OFF_S) == ()
     assert fleet.routable(20 + 2 * BACK_OFF_S) == ("a",)
 

@@ -57,8 +57,8 @@ def test_a_second_turn_finds_the_first_one_s_answer(tiny_folder: Path) -> None:
 
 
 def test_preemption_changes_nothing(tiny_folder: Path, oracle: list[list[int]]) -> None:
-    """Pages for hardly two of the sequences."""
-    engine = make_engine(tiny_folder, num_pages=9, max_step_tokens=20)
+    """Pages for the prompts of some of them, and not for their answers."""
+    engine = make_engine(tiny_folder, num_pages=10, max_step_tokens=64)
     preempted: list[Sequence] = []
     sequences = generate(
         engine, random_prompts(7, LENGTHS), on_step=lambda step: preempted.extend(step.batch.preempted)
@@ -70,7 +70,7 @@ def test_preemption_changes_nothing(tiny_folder: Path, oracle: list[list[int]]) 
 def test_constant_eviction_changes_nothing(tiny_folder: Path, oracle: list[list[int]]) -> None:
     engine = make_engine(tiny_folder, num_pages=8)
     prompts = random_prompts(7, LENGTHS)
-    evicted = []
+    evicted: list[int] = []
     for _ in range(3):
         for prompt, expected in zip(prompts, oracle, strict=True):
             sequences = generate(engine, [prompt], on_step=lambda step: evicted.extend(step.events.removed))

@@ -96,15 +96,41 @@ def test_the_newest_is_preempted_and_nothing_is_lost() -> None:
     assert old.num_cached == new.num_cached == 0
 
 
-def test_first_come_first_served_when_pages_lack() -> None:
-    driver = Driver(num_pages=4)
-    driver.add([1] * 40, max_tokens=1, name="first")
-    driver.add([2] * 40, max_tokens=1, name="second")
-    driver.add([3], max_tokens=1, name="third")
-    order = []
+def admission_order(driver: Driver) -> list[str]:
+    order: list[str] = []
     while driver.scheduler.has_work:
-        order += [chunk.sequence.id for chunk in driver.step().chunks]
-    assert order == ["first", "second", "third"]
+        order += [chunk.sequence.id for chunk in driver.step().chunks if chunk.sequence.id not in order]
+    return order
+
+
+def test_the_fewest_uncached_tokens_go_first() -> None:
+    driver = Driver(max_step_tokens=16)
+    shared = list(range(64))
+    driver.add(shared, max_tokens=1, name="leader")
+    driver.add(list(range(100, 180)), max_tokens=1, name="long")
+    driver.add([*shared, 5], max_tokens=1, name="follower")
+    driver.step()
+    assert admission_order(driver) == ["leader", "follower", "long"]
+
+
+def test_equals_are_served_in_order_of_arrival() -> None:
+    driver = Driver(num_pages=4)
+    for name in ("first", "second", "third"):
+        driver.add([ord(name[0])] * 40, max_tokens=1, name=name)
+    assert admission_order(driver) == ["first", "second", "third"]
+
+
+def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
+    driver = Driver(max_step_tokens=16, num_pages=400)
+    driver.add(list(range(1000, 1100)), max_tokens=1, name="long")
+    steps = 0
+    while not any(sequence.id == "long" for sequence in driver.scheduler.running):
+        for _ in range(2):
+            driver.add([steps] * 12, max_tokens=1, name=f"short-{steps}")
+        driver.step()
+        steps += 1
+        assert steps < 50
+    assert steps > 5
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])

@@ -41,7 +41,7 @@ class NaiveIndex:
 
     def drop(self, replica: str) -> None:
         for known in (self.held, self.positions, self.expected):
-            known.pop(replica, None)  # type: ignore[attr-defined]
+            known.pop(replica, None)
 
     def expect(self, replica: str, hashes: Sequence[int]) -> None:
         if replica in self.held:

@@ -67,3 +67,20 @@ def test_a_folder_without_a_file_is_refused_by_its_name(tiny_folder: Path, tmp_p
     (other / missing).unlink()
     with pytest.raises(ModelFolderError, match=missing):
         ModelText.load(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"model": 1}'),
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("config.json", '{"vocab_size": "many"}'),
+    ],
+)
+def test_a_broken_file_is_refused_by_its_name(tiny_folder: Path, tmp_path: Path, name: str, content: str) -> None:
+    other = shutil.copytree(tiny_folder, tmp_path / "other")
+    (other / name).write_text(content)
+    with pytest.raises(ModelFolderError, match=name):
+        ModelText.load(other)

@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ConfigError, GatewayConfig, Timeouts
+
+
+def config(**changes: object) -> GatewayConfig:
+    return GatewayConfig(**({"model": Path("m"), "redis_url": "redis://h:1"} | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", -1),
+        ("port", 65536),
+        ("fleet", ""),
+        ("fleet", "a{b}"),
+        ("redis_url", "http://x"),
+        ("body_limit", 0),
+        ("retry_budget", 1.5),
+        ("tokenise_threads", 0),
+    ],
+)
+def test_a_bad_setting_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        config(**{name: value})
+
+
+def test_times_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="idle_s"):
+        Timeouts(idle_s=0)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)]
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert config(host=host).is_loopback is loopback
+
+
+def test_the_redis_password_stays_out_of_messages() -> None:
+    assert config(redis_url="redis://user:secret@host:6379/1").redis_address == "redis://host:6379/1"

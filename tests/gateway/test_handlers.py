@@ -1,0 +1,60 @@
+"""The relay of events, on any split of the bytes."""
+
+from random import Random
+
+import aiohttp
+import pytest
+
+from gateway.errors import ReplicaDied
+from gateway.handlers import DONE, relay_events
+from tests.gateway.fakes import event
+
+EVENTS = event("one") + event("zwei …") + event("データ")
+
+
+async def relayed(chunks: list[bytes], *, breaks: bool = False) -> bytes:
+    out = bytearray()
+    left = list(chunks)
+
+    async def read() -> bytes:
+        if left:
+            return left.pop(0)
+        if breaks:
+            raise aiohttp.ClientPayloadError
+        return b""
+
+    async def write(data: bytes) -> None:
+        out.extend(data)
+
+    try:
+        await relay_events(read, write)
+    except ReplicaDied:
+        assert breaks
+        out.extend(b"<broken>")
+    return bytes(out)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_bytes_are_the_same_on_any_split(seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    whole = EVENTS + DONE
+    cuts = sorted(rng.sample(range(1, len(whole)), rng.randrange(20)))
+    chunks = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    assert await relayed(chunks) == whole
+
+
+async def test_done_is_sent_once_and_ends_the_relay() -> None:
+    assert await relayed([EVENTS, DONE + DONE, b"junk"]) == EVENTS + DONE
+    assert await relayed([EVENTS]) == EVENTS + DONE
+    assert await relayed([]) == DONE
+
+
+async def test_done_within_a_text_is_no_end() -> None:
+    tricky = event("data: [DONE]\n\n")
+    assert await relayed([tricky, EVENTS, DONE]) == tricky + EVENTS + DONE
+
+
+async def test_half_an_event_before_a_break_is_held_back() -> None:
+    assert await relayed([EVENTS + b'data: {"cho'], breaks=True) == EVENTS + b"<broken>"
+    assert await relayed([EVENTS, DONE], breaks=True) == EVENTS + DONE

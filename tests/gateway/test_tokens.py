@@ -1,0 +1,110 @@
+import asyncio
+from array import array
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from gateway.tokens import MEMO_BYTES, PromptTokenizer, SegmentEncoder, SegmentMemo
+from replica.protocol.hashing import block_hashes, namespace_hash
+from replica.protocol.openai import RequestError
+from replica.protocol.text import ModelText
+from tests.gateway.fakes import write_model
+
+MESSAGES = [
+    {"role": "system", "content": "You know accessible hotels. " * 20},
+    {"role": "user", "content": "Is there a ramp?"},
+]
+
+
+@pytest.fixture(scope="module")
+def text(model_folder: Path) -> ModelText:
+    return ModelText.load(model_folder)
+
+
+async def test_a_chat_is_rendered_tokenised_and_hashed_as_a_replica_would(text: ModelText) -> None:
+    tokenizer = PromptTokenizer(text, threads=1)
+    prompt = await tokenizer.chat(MESSAGES)
+    assert prompt.tokens == text.encode_chat(text.render(MESSAGES))
+    namespace = namespace_hash(model=text.model_fingerprint, tokenizer=text.tokenizer_fingerprint)
+    assert prompt.hashes == block_hashes(prompt.tokens, namespace)
+    tokenizer.close()
+
+
+async def test_a_second_turn_shares_the_first_one_s_blocks(text: ModelText) -> None:
+    tokenizer = PromptTokenizer(text, threads=2)
+    first = await tokenizer.chat(MESSAGES)
+    more = [*MESSAGES, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And a lift?"}]
+    second = await tokenizer.chat(more)
+    assert second.hashes[: len(first.hashes)] == first.hashes
+    tokenizer.close()
+
+
+async def test_the_event_loop_goes_on_meanwhile(text: ModelText) -> None:
+    tokenizer = PromptTokenizer(text, threads=1)
+    work = asyncio.create_task(tokenizer.completion("hotel " * 6_000))
+    turns = 0
+    while not work.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_segments_give_the_ids_of_the_whole(text: ModelText, seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    encoder = SegmentEncoder(text, SegmentMemo(MEMO_BYTES))
+    assert encoder.exact
+    pieces = [*text.special_tokens, " ", "\n", "the", "é", "日本", "👩‍👩‍👧", "\u200b", "<|im", "|>", "word"]
+    for _ in range(200):
+        sample = "".join(rng.choices(pieces, k=rng.randrange(20)))
+        assert encoder.encode(sample) == text.encode_chat(sample), repr(sample)
+
+
+@pytest.mark.parametrize("quirk", [{"lstrip": True}, {"rstrip": True}, {"add_prefix_space": True}])
+def test_a_tokenizer_that_doesn_t_cut_exactly_is_used_whole(
+    tmp_path: Path, quirk: dict[str, bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = ModelText.load(write_model(tmp_path / "quirk", **quirk))
+    encoder = SegmentEncoder(text, SegmentMemo(MEMO_BYTES))
+    sample = "word <|im_start|> word <|im_end|>x"
+    assert encoder.encode(sample) == text.encode_chat(sample)
+    if not encoder.exact:
+        assert len(caplog.records) == 1
+
+
+def test_the_check_finds_a_tokenizer_that_eats_spaces(tmp_path: Path) -> None:
+    text = ModelText.load(write_model(tmp_path / "quirk", lstrip=True))
+    assert not SegmentEncoder(text, SegmentMemo(MEMO_BYTES)).exact
+
+
+def test_the_memo_is_bounded_by_bytes_and_forgets_the_oldest() -> None:
+    memo = SegmentMemo(10_000)
+    for number in range(100):
+        memo.put(f"segment {number}", array("I", range(50)))
+        memo.get("segment 0")
+    assert memo.bytes <= 10_000
+    assert memo.get("segment 0") is not None
+    assert memo.get("segment 1") is None
+    assert memo.get("segment 99") is not None
+    memo.put("huge", array("I", range(10_000)))
+    assert memo.get("huge") is None
+
+
+async def test_token_ids_outside_the_vocabulary_are_refused(text: ModelText) -> None:
+    tokenizer = PromptTokenizer(text, threads=1)
+    with pytest.raises(RequestError, match="outside the vocabulary"):
+        await tokenizer.completion([0, text.vocab_size])
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+async def test_megabytes_are_refused_without_being_tokenised(text: ModelText, kind: str) -> None:
+    tokenizer = PromptTokenizer(text, threads=1)
+    huge = "a" * 5_000_000
+    with pytest.raises(RequestError, match=r"50000\d\d characters") as caught:
+        await (tokenizer.chat([{"role": "user", "content": huge}]) if kind == "chat" else tokenizer.completion(huge))
+    assert caught.value.code == "context_length_exceeded"
+    tokenizer.close()

