@@ -98,6 +98,16 @@ def linear_rows(cpu: Kernels) -> list[Row]:
                 "GOP/s",
             )
         )
+    rows.append(
+        Row(
+            f"pack_int8_{n}x{k}",
+            partial(cpu.pack_int8, weight),
+            partial(reference.pack_int8, weight),
+            "reference",
+            4 * n * k / 1e9,
+            "GB/s",
+        )
+    )
     head = torch.randn(49152, k)  # 28 MB in int8, 113 MB in fp32: neither stays in a cache
     packed_head = kernels.pack_int8(head)
     for m in (1, 12):

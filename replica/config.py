@@ -13,7 +13,7 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     weights: str = "int8"
-    """int8 (quantised per row, activations per token) or fp32 (the reference)."""
+    """int8 (quantised by row and group of columns) or fp32 (the reference)."""
     threads: int = 1
     """Compute threads. Over all replicas of a machine they shouldn't exceed its cores."""
     kv_memory_bytes: int | None = None

@@ -12,7 +12,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def make_linear(weight: torch.Tensor, int8: bool) -> Linear:
-    """`weight` is [out, in], fp32. Int8 quantises it per output row and, at each call, x per row."""
+    """`weight` is [out, in], fp32. Int8 quantises it, and x at each call, by row and group of columns."""
     if not int8:
         return lambda x: F.linear(x, weight)
     packed = kernels.pack_int8(weight)

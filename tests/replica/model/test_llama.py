@@ -109,5 +109,5 @@ def test_int8_perplexity_is_within_two_percent_of_fp32(model_folder: Path, model
     fp32 = _perplexity(model_folder, tokens, int8=False)
     int8 = _perplexity(model_folder, tokens, int8=True)
     print(f"perplexity: fp32 {fp32:.3f}, int8 {int8:.3f}, ratio {int8 / fp32:.4f}")
-    assert fp32 < 40, "a model that makes sense of English"
+    assert fp32 < 60, "a model that makes sense of English"
     assert abs(int8 / fp32 - 1) < 0.02
