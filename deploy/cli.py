@@ -177,6 +177,8 @@ def _with_fleet(options: "FleetOptions", console: "Console", use: "Callable[[Loc
             use(running)
     except ProcessFailed as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 def _serve(running: "LocalFleet", model: str) -> None:

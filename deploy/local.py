@@ -1,10 +1,15 @@
 """A whole fleet on one machine: an embedded Valkey, replicas and a gateway, each a process of its own."""
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +23,7 @@ _VALKEY_TIMEOUT_S = 20.0
 _REPLICA_TIMEOUT_S = 300.0
 _GATEWAY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 40.0
+_POLL_S = 0.05
 _KV_MEMORY_SHARE = 0.4
 """Of the available memory, for the KV blocks of all replicas together."""
 
@@ -75,22 +81,45 @@ class LocalFleet:
             gateway = self._spawn_gateway()
             wait_ready([gateway], _GATEWAY_TIMEOUT_S)
             self.gateway_url = gateway.url
+            self._wait_known(_GATEWAY_TIMEOUT_S)
 
     def stop(self) -> None:
-        """The gateway first, so that what it has in flight still finds its replicas; Redis last."""
+        """The gateway first, so that what it has in flight still finds its replicas; Redis last. Interrupted once more,
+        it waits for nobody."""
         with self._progress("stopping"):
+            patience_s = _STOP_TIMEOUT_S
             for kind in ("gateway", "replica", "valkey"):
                 stopping = [process for process in self._processes if process.name.startswith(kind)]
                 for process in stopping:
                     process.ask_to_stop()
                 for process in stopping:
-                    process.wait_stopped(_STOP_TIMEOUT_S)
+                    try:
+                        process.wait_stopped(patience_s)
+                    except KeyboardInterrupt:
+                        patience_s = 0.0
+                        process.wait_stopped(patience_s)
 
     def check(self) -> None:
         """Raises ProcessFailed where Valkey or the gateway has died; a fleet that loses a replica goes on."""
         for process in self._processes:
             if not process.name.startswith("replica"):
                 process.check()
+
+    def _wait_known(self, timeout_s: float) -> None:
+        """Until the gateway routes to all replicas. Raises ProcessFailed."""
+        deadline = time.monotonic() + timeout_s
+        while self._routable() < self._options.replicas:
+            self.check()
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"the gateway knows only {self._routable()} of {self._options.replicas} replicas")
+            time.sleep(_POLL_S)
+
+    def _routable(self) -> int:
+        try:
+            with urllib.request.urlopen(f"{self.gateway_url}/ready", timeout=1) as response:
+                return int(json.load(response)["synced"])
+        except urllib.error.URLError:
+            return 0
 
     def _spawn_replica(self, index: int) -> ManagedProcess:
         options = self._options
@@ -141,8 +170,11 @@ class LocalFleet:
 
 @contextlib.contextmanager
 def run_fleet(options: FleetOptions, console: Console) -> Iterator[LocalFleet]:
-    """Started inside, stopped at the end, whatever happens; the logs are kept only where something failed. Raises
-    ProcessFailed."""
+    """Started inside, stopped at the end, whatever happens; the logs are kept only where something failed. Every way of
+    being told to stop is a KeyboardInterrupt. Raises ProcessFailed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Explicitly for SIGINT too: a shell starts background jobs with it ignored.
+        signal.signal(number, signal.default_int_handler)
     logs = Path(tempfile.mkdtemp(prefix="ryokan-"))
     fleet = LocalFleet(options, logs, console)
     keep_logs = False

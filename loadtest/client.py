@@ -98,7 +98,9 @@ class ChatClient:
                 "model": self._model,
                 "messages": list(messages),
                 "max_tokens": output_tokens,
-                "ignore_eos": True,
+                # Not `ignore_eos`: special tokens within an answer have no text, so the next turn's prompt would part
+                # from the answer's KV blocks where they stood.
+                "min_tokens": output_tokens,
                 "temperature": 0,
                 "stream": True,
                 "stream_options": {"include_usage": True},

@@ -16,10 +16,10 @@ DONE_EVENT = b"data: [DONE]\n\n"
 class AnswerText:
     """The text of one answer as its tokens come in, cut at stop strings."""
 
-    def __init__(self, text: ModelText, stops: list[str]) -> None:
+    def __init__(self, text: ModelText, stops: list[str], min_tokens: int) -> None:
         self._detokenizer = Detokenizer(text.tokenizer)
         self._stops = StopChecker(stops)
-        self._stop_token_ids = text.stop_token_ids
+        self._min_tokens = min_tokens
         self.finish_reason: FinishReason | None = None
         self.num_tokens = 0
 
@@ -30,7 +30,8 @@ class AnswerText:
             if self.finish_reason is not None:
                 break
             self.num_tokens += 1
-            text += self._stops.push(self._detokenizer.push([output.token]))
+            piece = self._detokenizer.push([output.token])
+            text += piece if self.num_tokens < self._min_tokens else self._stops.push(piece)
             if self._stops.stopped:
                 self.finish_reason = FinishReason.STOP
             elif output.finish_reason is not None:

@@ -13,7 +13,10 @@ from replica.sequence import SamplingParams, Sequence
 
 
 def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
-    """logits [sequences, vocabulary] -> a token each."""
+    """logits [sequences, vocabulary] -> a token each. Changes the logits of sequences that mustn't end yet."""
+    for row, sequence in enumerate(sequences):
+        if sequence.num_output < sequence.params.min_tokens:
+            logits[row, list(sequence.params.stop_token_ids)] = -torch.inf
     tokens = logits.argmax(dim=-1).tolist()
     for row, sequence in enumerate(sequences):
         if sequence.params.temperature > 0:

@@ -22,6 +22,10 @@ from replica.sequence import Batch, Chunk, Sequence, SequenceState
 _WINDOW = 64
 """Waiting sequences that are compared, oldest first; each costs a match in the tree, about 40 µs for 1,000 tokens."""
 
+_TAIL_SHARE = 16
+"""A prompt's last tokens join the chunk before them if they are at most this part of a step's budget: a step of their own
+would make the first token wait for everything else that is in it. A prompt of 1,025 tokens is such a case."""
+
 _MAX_OVERTAKEN_STEPS = 8
 """A sequence lets others by for as many tokens as this many full steps compute; then it is next."""
 
@@ -29,6 +33,7 @@ _MAX_OVERTAKEN_STEPS = 8
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     max_step_tokens: int
+    """Exceeded by a sixteenth at most, where that finishes a prompt."""
     max_running: int
 
 
@@ -107,9 +112,9 @@ class Scheduler:
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
         for sequence in list(self._running):
-            if budget == 0 or sequence.state is not SequenceState.RUNNING:
+            if budget <= 0 or sequence.state is not SequenceState.RUNNING:
                 break
-            count = min(sequence.num_uncomputed, budget)
+            count = self._chunk_tokens(sequence, budget)
             while not self._cache.reserve(sequence, sequence.num_computed + count):
                 victim = self._running[-1]
                 self._preempt(victim)
@@ -124,7 +129,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         deferred = 0
         for matched, sequence in self._in_order_of_admission():
-            if budget == 0 or len(self._running) == self._limits.max_running:
+            if budget <= 0 or len(self._running) == self._limits.max_running:
                 break
             if self._is_deferred(sequence, matched):
                 deferred += 1
@@ -170,7 +175,13 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         self._running.append(sequence)
         self._claim(sequence)
-        return Chunk(sequence, sequence.num_computed, min(sequence.num_uncomputed, budget))
+        return Chunk(sequence, sequence.num_computed, self._chunk_tokens(sequence, budget))
+
+    def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+        """May exceed the budget by a tail; then nothing more joins the step."""
+        uncomputed = sequence.num_uncomputed
+        tail = uncomputed - budget
+        return uncomputed if tail <= self._limits.max_step_tokens // _TAIL_SHARE else budget
 
     def _preempt(self, sequence: Sequence) -> None:
         """Frees its pages; the tokens stay, so nothing that was streamed is lost or said twice."""

@@ -31,6 +31,7 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert self.max_tokens >= 1

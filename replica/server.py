@@ -103,7 +103,7 @@ async def _complete(
     if request.model != serving.text.name:
         raise UnknownModel(f"the model {request.model!r} does not exist; this replica serves {serving.text.name!r}")
     sequence = _sequence(http, serving, request, prompt)
-    answer = AnswerText(serving.text, request.stop)
+    answer = AnswerText(serving.text, request.stop, request.min_tokens)
     form = AnswerFormat(
         chat, sequence.id, serving.text.name, int(time.time()), request.stream and request.stream_options.include_usage
     )
@@ -173,6 +173,8 @@ def _sequence(
         raise RequestError("the prompt has no tokens", param="prompt")
     if not all(0 <= token < serving.text.vocab_size for token in prompt):
         raise RequestError(f"token ids must lie between 0 and {serving.text.vocab_size - 1}", param="prompt")
+    if request.max_new_tokens is not None and request.min_tokens > request.max_new_tokens:
+        raise RequestError("min_tokens is larger than max_tokens", param="min_tokens", code="invalid_value")
     limit = openai.output_limit(len(prompt), request.max_new_tokens, serving.max_context)
     seed = secrets.randbits(63) if request.seed is None else request.seed
     params = SamplingParams(
@@ -181,6 +183,7 @@ def _sequence(
         top_p=request.top_p,
         seed=seed,
         stop_token_ids=frozenset() if request.ignore_eos else serving.text.stop_token_ids,
+        min_tokens=request.min_tokens,
     )
     given = http.headers.get(headers.REQUEST_ID, "")
     request_id = given if _REQUEST_ID.fullmatch(given) and not serving.worker.knows(given) else secrets.token_hex(16)

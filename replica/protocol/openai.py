@@ -86,6 +86,9 @@ class GenerateRequest(_Strict):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_stop_list)] = []
     ignore_eos: bool = False
+    """Go on after the model has ended its answer."""
+    min_tokens: int = Field(default=0, ge=0)
+    """The model can't end its answer, and no stop string does, before so many tokens."""
 
     n: Literal[1] = 1
     frequency_penalty: float = Field(default=0, ge=0, le=0)

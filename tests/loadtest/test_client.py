@@ -93,7 +93,7 @@ async def test_the_request_forces_length_and_greed_and_carries_headers() -> None
         "model": "m",
         "messages": MESSAGES,
         "max_tokens": 9,
-        "ignore_eos": True,
+        "min_tokens": 9,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

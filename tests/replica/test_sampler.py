@@ -48,6 +48,14 @@ def test_low_temperature_sharpens() -> None:
     assert cold.count(0) > 190
 
 
+def test_an_answer_cannot_end_before_min_tokens() -> None:
+    logits = torch.tensor([[9.0, 1.0, 0.0]])
+    early = sequence(temperature=0, min_tokens=1, stop_token_ids=frozenset({0}))  # type: ignore[arg-type]
+    assert sample(logits.clone(), [early]) == [1]
+    early.append(1)
+    assert sample(logits.clone(), [early]) == [0]
+
+
 def test_uniform_is_spread_and_differs_by_position(seed: int) -> None:
     base = random.Random(seed).randrange(2**63)
     values = [uniform(base, position) for position in range(2000)]

@@ -22,7 +22,7 @@ class Driver:
 
     def step(self) -> Batch:
         batch = self.scheduler.schedule()
-        assert batch.num_tokens <= self.max_step_tokens
+        assert batch.num_tokens <= self.max_step_tokens * 17 // 16
         sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         self.scheduler.commit(batch)
         for sequence in sampled:
@@ -48,6 +48,14 @@ def test_a_long_prompt_is_prefilled_in_chunks() -> None:
     driver = Driver()
     driver.add(list(range(150)), max_tokens=1)
     assert [driver.step().num_tokens for _ in range(3)] == [64, 64, 22]
+    assert not driver.scheduler.has_work
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(64, [64]), (68, [68]), (69, [64, 5]), (132, [64, 68])])
+def test_a_short_tail_gets_no_step_of_its_own(length: int, chunks: list[int]) -> None:
+    driver = Driver()
+    driver.add(list(range(length)), max_tokens=1)
+    assert [driver.step().num_tokens for _ in chunks] == chunks
     assert not driver.scheduler.has_work
 
 
