@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo up test lint bench-kernels clean
 
 demo: $(INSTALLED)
-	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --out out/demo
+	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --ramp-s 20 --out out/demo
 
 up: $(INSTALLED)
 	$(BIN)/ryokan up

@@ -23,8 +23,8 @@ _WINDOW = 64
 """Waiting sequences that are compared, oldest first; each costs a match in the tree, about 40 µs for 1,000 tokens."""
 
 _TAIL_SHARE = 16
-"""A prompt's last tokens join the chunk before them if they are at most this part of a step's budget: a step of their own
-would make the first token wait for everything else that is in it. A prompt of 1,025 tokens is such a case."""
+"""A prompt's last tokens join the chunk before them if they are at most this part of a step's budget: in a step of
+their own the first token would wait for everything else that is in it. A prompt of 1,025 tokens is such a case."""
 
 _MAX_OVERTAKEN_STEPS = 8
 """A sequence lets others by for as many tokens as this many full steps compute; then it is next."""
