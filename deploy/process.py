@@ -18,12 +18,20 @@ class ProcessFailed(Exception):
 class ManagedProcess:
     """Started in a session of its own, so that a Ctrl-C in the terminal reaches only us and we stop things in order."""
 
-    def __init__(self, name: str, command: Sequence[str], ready_line: str, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        ready_line: str,
+        log: Path,
+        stop_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
         """`ready_line` is a regular expression whose first group is the process's URL."""
         self.name = name
         self.url = ""
         self._ready_line = re.compile(ready_line)
         self._log = log
+        self._stop_signal = stop_signal
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -46,9 +54,8 @@ class ManagedProcess:
         return self._process.poll() is not None
 
     def ask_to_stop(self) -> None:
-        """Both commands of ours, and the Valkey wrapper, end cleanly on SIGINT."""
         if not self.has_ended():
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(self._stop_signal)
 
     def wait_stopped(self, timeout_s: float) -> None:
         """Kills it after the time-out."""

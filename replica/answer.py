@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from replica.detokenizer import Detokenizer, StopChecker
+from replica.detokenizer import StopChecker, make_detokenizer
 from replica.engine import Output
 from replica.protocol.text import ModelText
 from replica.sequence import FinishReason, Sequence
@@ -17,7 +17,7 @@ class AnswerText:
     """The text of one answer as its tokens come in, cut at stop strings."""
 
     def __init__(self, text: ModelText, stops: list[str], min_tokens: int) -> None:
-        self._detokenizer = Detokenizer(text.tokenizer)
+        self._detokenizer = make_detokenizer(text.tokenizer)
         self._stops = StopChecker(stops)
         self._min_tokens = min_tokens
         self.finish_reason: FinishReason | None = None
@@ -30,7 +30,7 @@ class AnswerText:
             if self.finish_reason is not None:
                 break
             self.num_tokens += 1
-            piece = self._detokenizer.push([output.token])
+            piece = self._detokenizer.push(output.token)
             text += piece if self.num_tokens < self._min_tokens else self._stops.push(piece)
             if self._stops.stopped:
                 self.finish_reason = FinishReason.STOP

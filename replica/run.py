@@ -61,7 +61,7 @@ async def run(config: ReplicaConfig) -> int:
         )
     runner = web.AppRunner(make_app(serving), handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S)
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    await _listen(runner, listener)
     serving.worker.start()
     if listeners.publisher is not None:
         listeners.publisher.start()
@@ -92,6 +92,15 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+async def _listen(runner: web.AppRunner, listener: socket.socket) -> None:
+    """Raises ConfigError: two processes that reuse an address may both bind it, and only one may listen."""
+    try:
+        await web.SockSite(runner, listener).start()
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listeners: _Listeners) -> Serving:

@@ -35,7 +35,7 @@ def test_one_that_never_gets_ready_times_out(tmp_path: Path) -> None:
 
 
 def test_one_that_ignores_us_is_killed(tmp_path: Path) -> None:
-    code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SAYS_READY}"
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAYS_READY}"
     process = start(code, tmp_path)
     wait_ready([process], timeout_s=20)
     process.ask_to_stop()

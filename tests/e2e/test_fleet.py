@@ -38,7 +38,7 @@ def fleet(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     process = Process(["deploy.cli", "up", "--replicas", "2", "--port", "0", "--kv-memory-gib", KV_GIB], log)
     url = process.wait_for(r"gateway +(http\S+)", timeout_s=120)
     yield Fleet(process, url, process.wait_for(r"Redis +(redis\S+)"))
-    process.signal(signal.SIGINT)
+    process.signal(signal.SIGTERM)
     assert process.wait() == 0
 
 

@@ -47,7 +47,7 @@ async def test_the_event_loop_goes_on_meanwhile(text: ModelText) -> None:
     while not work.done():
         await asyncio.sleep(0)
         turns += 1
-    assert turns > 10
+    assert turns > 1, "on the loop itself it would be done within one turn"
     tokenizer.close()
 
 

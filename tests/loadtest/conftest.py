@@ -1,7 +1,6 @@
 """A chat model folder without a model, and a report as a comparison would make it."""
 
 import json
-import os
 from pathlib import Path
 from random import Random
 
@@ -21,7 +20,7 @@ CHATML = (
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chatml_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokenizer, template and limits only: byte-level BPE, trained on the travel example's own sentences."""
     rng = Random(0)
     notes = travel_text.hotel_notes(rng, "Lisbon")
@@ -49,19 +48,16 @@ def _alphabet() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_text(model_folder: Path) -> ModelText:
-    return ModelText.load(model_folder)
+def tiny_text(chatml_folder: Path) -> ModelText:
+    return ModelText.load(chatml_folder)
 
 
-@pytest.fixture(params=["tiny", "real"])
-def any_text(request: pytest.FixtureRequest, tiny_text: ModelText) -> ModelText:
-    """The tiny tokenizer, and the real one where RYOKAN_TEST_MODEL names its folder."""
-    if request.param == "tiny":
-        return tiny_text
-    folder = os.environ.get("RYOKAN_TEST_MODEL")
-    if folder is None:
-        pytest.skip("RYOKAN_TEST_MODEL names no model folder")
-    return ModelText.load(Path(folder))
+@pytest.fixture(params=["tiny_text", pytest.param("model_text", marks=pytest.mark.model)])
+def any_text(request: pytest.FixtureRequest) -> ModelText:
+    """The tiny tokenizer, and the default model's."""
+    text = request.getfixturevalue(request.param)
+    assert isinstance(text, ModelText)
+    return text
 
 
 @pytest.fixture

@@ -227,9 +227,9 @@ def quiet() -> Console:
     return Console(file=StringIO(), width=120)
 
 
-async def test_a_comparison_end_to_end(fleet: FakeFleet, model_folder: Path, tmp_path: Path) -> None:
+async def test_a_comparison_end_to_end(fleet: FakeFleet, chatml_folder: Path, tmp_path: Path) -> None:
     console = quiet()
-    report = await compare(options(fleet, model_folder, agents=9, ramp_s=0.3), console)
+    report = await compare(options(fleet, chatml_folder, agents=9, ramp_s=0.3), console)
     files = publish(report, tmp_path / "out", console)
     written = orjson.loads(files.json.read_bytes())
     assert written["bench"] == "demo" and list(written["policies"]) == ["round_robin", "ttft"]
@@ -256,8 +256,8 @@ async def test_a_comparison_end_to_end(fleet: FakeFleet, model_folder: Path, tmp
     assert "<svg" in files.html.read_text()
 
 
-async def test_the_traced_request_is_kept_as_an_example(fleet: FakeFleet, model_folder: Path) -> None:
-    request = (await compare(options(fleet, model_folder), quiet())).request
+async def test_the_traced_request_is_kept_as_an_example(fleet: FakeFleet, chatml_folder: Path) -> None:
+    request = (await compare(options(fleet, chatml_folder), quiet())).request
     assert request["prompt_tokens"] == 1025 and 900 < request["cached_tokens"] < 1025
     assert [event["event"] for event in request["events"]][::9] == ["received", "done"]
     assert [entries for _, entries in request["kv"]] == list(range(1025, 1045))
@@ -265,9 +265,9 @@ async def test_the_traced_request_is_kept_as_an_example(fleet: FakeFleet, model_
 
 
 async def test_every_run_starts_from_empty_caches_and_the_policy_is_put_back(
-    fleet: FakeFleet, model_folder: Path
+    fleet: FakeFleet, chatml_folder: Path
 ) -> None:
-    report = await compare(options(fleet, model_folder, rounds=2), quiet())
+    report = await compare(options(fleet, chatml_folder, rounds=2), quiet())
     assert report.order == ["round_robin", "ttft", "ttft", "round_robin"]
     assert fleet.policies_set == ["round_robin", *report.order, "ttft", "least_tokens"]
     assert [replica.epoch for replica in fleet.replicas] == [4, 4]
@@ -275,22 +275,22 @@ async def test_every_run_starts_from_empty_caches_and_the_policy_is_put_back(
     assert first["cached_tokens_delivered"] == pytest.approx(second["cached_tokens_delivered"], rel=0.3)
 
 
-async def test_a_replica_that_is_still_busy_is_reset_a_moment_later(fleet: FakeFleet, model_folder: Path) -> None:
+async def test_a_replica_that_is_still_busy_is_reset_a_moment_later(fleet: FakeFleet, chatml_folder: Path) -> None:
     fleet.replicas[1].refusals = 2
-    report = await compare(options(fleet, model_folder, policies=("ttft",)), quiet())
+    report = await compare(options(fleet, chatml_folder, policies=("ttft",)), quiet())
     assert report.requests_failed == 0 and fleet.replicas[1].refusals == -1
 
 
-async def test_failed_requests_are_counted_and_shown(fleet: FakeFleet, model_folder: Path) -> None:
+async def test_failed_requests_are_counted_and_shown(fleet: FakeFleet, chatml_folder: Path) -> None:
     fleet.fail_request = 2
-    report = await compare(options(fleet, model_folder), quiet())
+    report = await compare(options(fleet, chatml_folder), quiet())
     assert report.policies["round_robin"]["requests_failed"] == 1
     assert report.policies["round_robin"]["requests_not_sent"] == 1
     assert report.requests_failed == 2
 
 
-async def test_an_open_loop(fleet: FakeFleet, model_folder: Path) -> None:
-    report = await compare(options(fleet, model_folder, rate_per_s=100.0, policies=("ttft",)), quiet())
+async def test_an_open_loop(fleet: FakeFleet, chatml_folder: Path) -> None:
+    report = await compare(options(fleet, chatml_folder, rate_per_s=100.0, policies=("ttft",)), quiet())
     assert report.workload["closed_loop"] is False and report.policies["ttft"]["requests"] == 12
 
 
@@ -305,22 +305,22 @@ async def test_an_open_loop(fleet: FakeFleet, model_folder: Path) -> None:
     ],
 )
 async def test_bad_options_are_clear_errors(
-    fleet: FakeFleet, model_folder: Path, changes: dict[str, object], message: str
+    fleet: FakeFleet, chatml_folder: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(CompareError, match=message):
-        await compare(options(fleet, **{"model": model_folder, **changes}), quiet())  # type: ignore[arg-type]
+        await compare(options(fleet, **{"model": chatml_folder, **changes}), quiet())  # type: ignore[arg-type]
     assert fleet.policy == "least_tokens"
 
 
-async def test_no_replica_is_a_clear_error(fleet: FakeFleet, model_folder: Path) -> None:
+async def test_no_replica_is_a_clear_error(fleet: FakeFleet, chatml_folder: Path) -> None:
     fleet.replicas.clear()
     with pytest.raises(CompareError, match="no replica that is ready"):
-        await compare(options(fleet, model_folder), quiet())
+        await compare(options(fleet, chatml_folder), quiet())
 
 
-async def test_another_models_tokenizer_is_noticed(fleet: FakeFleet, model_folder: Path, tmp_path: Path) -> None:
+async def test_another_models_tokenizer_is_noticed(fleet: FakeFleet, chatml_folder: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "config.json"):
-        (tmp_path / name).write_bytes((model_folder / name).read_bytes())
+        (tmp_path / name).write_bytes((chatml_folder / name).read_bytes())
     template = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] }}{% endfor %}"
     (tmp_path / "tokenizer_config.json").write_bytes(orjson.dumps({"chat_template": template}))
     with pytest.raises(CompareError, match="isn't the model that it serves"):

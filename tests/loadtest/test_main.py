@@ -23,8 +23,8 @@ def test_help_names_every_flag() -> None:
         assert f"--{flag}" in text
 
 
-def test_an_error_is_one_line_and_status_1(model_folder: Path, tmp_path: Path) -> None:
-    code, text = run("--model", str(model_folder), "--gateway", "http://127.0.0.1:9", "--out", str(tmp_path / "out"))
+def test_an_error_is_one_line_and_status_1(chatml_folder: Path, tmp_path: Path) -> None:
+    code, text = run("--model", str(chatml_folder), "--gateway", "http://127.0.0.1:9", "--out", str(tmp_path / "out"))
     assert code == 1
     assert text.strip().count("\n") == 0 and "can't reach http://127.0.0.1:9" in text
     assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,18 @@ def test_a_taken_port_ends_with_one_line(tiny_folder: Path) -> None:
         ended = run_command(*arguments(tiny_folder, "--port", str(port)))
     assert ended.returncode == 1
     assert ended.stderr.strip() == f"ryokan replica: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_a_port_that_is_taken_while_weights_load_ends_with_one_line(tiny_folder: Path) -> None:
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+        timer = threading.Timer(1.0, rival.listen)
+        timer.start()
+        ended = run_command(*arguments(tiny_folder, "--port", str(rival.getsockname()[1])))
+        timer.join()
+    assert ended.returncode == 1
+    assert ended.stderr.count("cannot listen on") == len(ended.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
