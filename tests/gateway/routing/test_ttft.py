@@ -4,7 +4,7 @@ from gateway.router import Router
 from gateway.routing.base import ReplicaView, RouteRequest
 from gateway.routing.ttft import Ttft
 from replica.protocol.hashing import block_hashes
-from replica.protocol.records import CostModel, Snapshot
+from replica.protocol.records import CostModel, Load, Snapshot
 from tests.gateway.conformance.test_policies import view
 from tests.gateway.fakes import IDENTITY, blocks, heartbeat
 
@@ -87,6 +87,30 @@ def test_a_burst_spreads_by_context_and_keeps_each_context_together() -> None:
         assert max(queued.values()) <= 2 * share, queued
         assert min(queued.values()) > 0
         assert all(len(replicas) == 1 for replicas in places.values()), places
+
+
+def test_contexts_that_come_one_by_one_are_shared_out_evenly() -> None:
+    """Each is computed before the next comes, so no queue tells the replicas apart; what they hold does."""
+    fleet, router = cold_fleet(4)
+    free = {view.id: 1000 for view in fleet.snapshot(0.0)}
+    places: dict[str, int] = dict.fromkeys(free, 0)
+    for context in range(12):
+        now = float(context)
+        beats = {name: heartbeat(name, load=Load(free_blocks=free[name], total_blocks=1000)) for name in free}
+        fleet.update({name: Beat(beat) for name, beat in beats.items()}, now)
+        request = travel_request(context, context)
+        decision = router.route(request, request.tokens, set(), now)
+        assert decision is not None
+        lease = router.take(request, decision, now)
+        lease.first_token(now)
+        lease.release(now)
+        free[decision.choice] -= 64
+        places[decision.choice] += 1
+    assert set(places.values()) == {3}
+
+
+def test_a_prompt_that_is_known_stays_though_others_have_more_room() -> None:
+    assert choose(view("a", matched_blocks=62, free_blocks=10), view("b", free_blocks=500)) == "a"
 
 
 def test_one_hot_context_spreads_once_its_owner_is_swamped() -> None:
