@@ -84,13 +84,15 @@ def lines(report: Report) -> list[Line]:
     for row in ROWS:
         values = [figures[row.figure] for figures in report.policies.values()]
         cells = ["–" if value is None else row.write(value) for value in values]
-        ratio = report.ratios[row.ratio] if row.ratio else None
+        ratio = report.ratios[row.ratio] if row.ratio and ratio_heading(report) else None
         written.append(Line(row, cells, "" if ratio is None else times(ratio)))
     return written
 
 
 def ratio_heading(report: Report) -> str:
-    return f"{report.ratios['policy']} / {report.ratios['baseline']}"
+    """Empty where only one policy was run."""
+    ours, baseline = report.ratios["policy"], report.ratios["baseline"]
+    return "" if ours == baseline else f"{ours} / {baseline}"
 
 
 def print_table(report: Report, console: Console) -> None:

@@ -36,3 +36,9 @@ def test_a_figure_that_wasnt_measured_is_a_dash(report: Report) -> None:
     policies = {name: figures | {"itl_mean_s": None} for name, figures in report.policies.items()}
     lines = table.lines(replace(report, policies=policies))
     assert next(line for line in lines if line.row.figure == "itl_mean_s").cells == ["–", "–"]
+
+
+def test_one_policy_alone_is_compared_with_nothing(report: Report) -> None:
+    alone = replace(report, ratios=report.ratios | {"baseline": report.ratios["policy"]})
+    assert table.ratio_heading(alone) == ""
+    assert {line.ratio for line in table.lines(alone)} == {""}
