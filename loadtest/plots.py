@@ -154,7 +154,7 @@ def timeline(events: Sequence[Mapping[str, Any]], color: str) -> str:
                 va="center",
                 ha="right" if before_bar else "left",
             )
-        names = [_phase(before["event"], after["event"]) for before, after in steps]
+        names = [_phase(before, after) for before, after in steps]
         axes.set_yticks(range(len(steps)), names, color=_INK)
         axes.set_ylim(len(steps) - 0.4, -0.6)
         axes.set_xlim(0, end * 1.12)
@@ -164,22 +164,28 @@ def timeline(events: Sequence[Mapping[str, Any]], color: str) -> str:
 
 
 _PHASES = {
-    "tokenised": "tokenise",
+    "tokenised": "receive and tokenise",
     "routed": "choose a replica",
     "dispatched": "take a lease",
     "queued": "send to the replica",
-    "prefill": "wait and prefill",
-    "first_token": "sample the first token",
+    "scheduled": "wait in its queue",
+    "first_token": "hand out the first token",
     "first_byte": "return to the gateway",
-    "done": "decode",
 }
 
 
-def _phase(before: str, after: str) -> str:
+def _phase(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What happens until the event `after`; the gateway and the replica both say when they are done."""
-    if before == after:
-        return "relay the end" if after == "done" else f"{after}, next part"
-    return _PHASES.get(after, f"{before} → {after}").replace("_", " ")
+    name = str(after["event"])
+    if name == "prefill":
+        cached = f", {count(after['cached_tokens'])} cached" if after.get("cached_tokens") else ""
+        return f"prefill: {count(after['computed_tokens'])} tokens{cached}"
+    if name == "done" and before["event"] == "done":
+        return "relay the end"
+    if name == "done":
+        steps = f": {count(after['output_tokens'] - 1)} steps" if after.get("output_tokens") else ""
+        return f"decode{steps}"
+    return _PHASES.get(name, f"{before['event']} → {name}").replace("_", " ")
 
 
 def kv_entries(kv: Sequence[Sequence[float]], prompt_tokens: int, cached_tokens: int, color: str) -> str:

@@ -41,6 +41,8 @@ class TraceLog:
             if timeline is None:
                 continue
             at = self._clock() - timeline.received
+            if not timeline.kv:
+                timeline.events.append({"event": "scheduled", "at_s": at - step.seconds})
             timeline.kv.append((at, chunk.end))
             if chunk.count > 1 or chunk.end <= len(chunk.sequence.prompt):
                 cached = chunk.start if not any(event["event"] == "prefill" for event in timeline.events) else 0

@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 from xml.etree import ElementTree
 
 from loadtest import page, plots, table
@@ -60,10 +61,27 @@ def test_arrivals_are_told(report: Report) -> None:
 
 
 def test_phases_are_named_by_what_happens_until_an_event() -> None:
-    names = ["received", "tokenised", "queued", "prefill", "prefill", "first_token", "done", "done", "new_event"]
-    events = [{"event": name, "at_s": float(at)} for at, name in enumerate(names)]
+    events: list[dict[str, Any]] = [
+        {"event": "received", "at_s": 0.0},
+        {"event": "tokenised", "at_s": 1.0},
+        {"event": "scheduled", "at_s": 2.0},
+        {"event": "prefill", "at_s": 3.0, "cached_tokens": 992, "computed_tokens": 16},
+        {"event": "prefill", "at_s": 4.0, "cached_tokens": 0, "computed_tokens": 17},
+        {"event": "first_token", "at_s": 5.0},
+        {"event": "done", "at_s": 6.0, "output_tokens": 150},
+        {"event": "done", "at_s": 7.0},
+        {"event": "new_event", "at_s": 8.0},
+    ]
     svg = plots.timeline(events, plots.policy_color(0))
-    for label in ("tokenise", "wait and prefill", "prefill, next part", "relay the end", "done → new event"):
+    for label in (
+        "receive and tokenise",
+        "wait in its queue",
+        "prefill: 16 tokens, 992 cached",
+        "prefill: 17 tokens",
+        "decode: 149 steps",
+        "relay the end",
+        "done → new event",
+    ):
         assert f">{label}<" in svg, label
 
 

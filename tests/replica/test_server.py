@@ -181,9 +181,10 @@ async def test_a_timeline_is_kept_when_asked_for(http: aiohttp.ClientSession) ->
     await post(http, "/v1/completions", body, **{"x-request-id": "traced-1", "x-ryokan-trace": "1"})
     async with http.get("/trace/traced-1") as response:
         trace = await response.json()
-    assert [event["event"] for event in trace["events"]] == ["queued", "prefill", "first_token", "done"]
-    assert trace["events"][1]["cached_tokens"] == 0
-    assert trace["events"][1]["computed_tokens"] == 50
+    events = trace["events"]
+    assert [event["event"] for event in events] == ["queued", "scheduled", "prefill", "first_token", "done"]
+    assert [event["at_s"] for event in events] == sorted(event["at_s"] for event in events)
+    assert (events[2]["cached_tokens"], events[2]["computed_tokens"]) == (0, 50)
     # The last token sampled is never fed back, so it has no entry.
     assert [entries for _, entries in trace["kv"]] == [50, 51, 52, 53, 54]
     async with http.get("/trace/unknown") as response:
