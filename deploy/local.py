@@ -130,8 +130,9 @@ class LocalFleet:
             from replica.config import available_memory_bytes
 
             kv_memory_gib = available_memory_bytes() * _KV_MEMORY_SHARE / options.replicas / 2**30
-        flags = {
-            "--id": f"r{index}",
+        # In a Redis of their own, replicas have plain names; in somebody else's those might be taken.
+        name = {"--id": f"r{index}"} if options.redis_url is None else {}
+        flags = name | {
             "--model": str(options.model),
             "--served-model-name": options.model_name,
             "--redis-url": self.redis_url,

@@ -107,6 +107,8 @@ class Publisher:
                     _LOG.warning("Redis is unreachable, serving on without it: %s", error)
                 backoff = min(_MAX_BACKOFF_S, backoff * 2 or 0.05)
                 self._wake.wait(backoff * random.uniform(0.5, 1.5))
+                # What woke us is said when we join again; left set, no wait would wait any more.
+                self._wake.clear()
         try:
             self._leave()
         except redis.RedisError as error:

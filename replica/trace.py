@@ -31,7 +31,8 @@ class TraceLog:
         timeline.events.append({"event": "queued", "at_s": 0.0})
         self._timelines[request_id] = self._open[request_id] = timeline
         while len(self._timelines) > _KEPT:
-            self._timelines.popitem(last=False)
+            forgotten, _ = self._timelines.popitem(last=False)
+            self._open.pop(forgotten, None)
 
     def observe(self, step: StepResult) -> None:
         if not self._open:

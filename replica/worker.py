@@ -15,6 +15,7 @@ from replica.sequence import Sequence
 
 _LOG = logging.getLogger(__name__)
 _STATUS_PERIOD_S = 0.1
+_IDLE_BEFORE_CHECK_S = 1.0
 
 Command = Callable[[], None]
 
@@ -153,15 +154,23 @@ class EngineWorker:
     def _run_commands(self) -> None:
         """Waits for a command only where there is nothing to compute."""
         if not self._engine.scheduler.has_work:
-            self._engine.check_integrity()
             self._update_status(force=True)
-            self._commands.get()()
+            self._next_command_when_idle()()
         while True:
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
             command()
+
+    def _next_command_when_idle(self) -> Command:
+        """The cache's books are checked once the engine has been idle for a while: walking the tree takes 0.1 s at
+        100,000 blocks, which nobody's first token should wait for."""
+        try:
+            return self._commands.get(timeout=_IDLE_BEFORE_CHECK_S)
+        except queue.Empty:
+            self._engine.check_integrity()
+            return self._commands.get()
 
     def _step(self) -> None:
         step = self._engine.step()

@@ -1,5 +1,7 @@
 """The publisher against a real Valkey, read back by a plain reader."""
 
+import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -118,6 +120,26 @@ def test_redis_away_and_back(redis_client: redis.Redis, valkey: ValkeyServer, pu
     with ValkeyServer(port=port):
         eventually(lambda: told(redis_client) == {2, 3})
         publisher.stop()
+    valkey.start()
+
+
+def test_a_reset_while_redis_is_away_does_not_make_it_hammer(valkey: ValkeyServer, publisher: Publisher) -> None:
+    port = valkey.port
+    valkey.stop()
+    with socket.create_server(("127.0.0.1", port)) as refusing:
+        refusing.settimeout(5)
+        for _ in range(2):
+            refusing.accept()[0].close()
+        # It now waits between two attempts.
+        publisher.cache_replaced()
+        refusing.settimeout(1.5)
+        attempts = 0
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                refusing.accept()[0].close()
+                attempts += 1
+    assert 1 <= attempts < 30
     valkey.start()
 
 
