@@ -1,14 +1,18 @@
 """A child process: its log, the line by which it says that it serves, its end."""
 
+import ctypes
+import functools
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 _POLL_S = 0.05
 _LOG_TAIL_LINES = 5
+_PR_SET_PDEATHSIG = 1
 
 
 class ProcessFailed(Exception):
@@ -34,7 +38,12 @@ class ManagedProcess:
         self._stop_signal = stop_signal
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=functools.partial(_end_with_parent, stop_signal),
             )
 
     @property
@@ -69,6 +78,12 @@ class ManagedProcess:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         said = " / ".join(lines[-_LOG_TAIL_LINES:]) or "it said nothing"
         return f"{said} (log: {self._log})"
+
+
+def _end_with_parent(number: signal.Signals) -> None:
+    """Runs in the child: where we are killed outright, it gets the signal that we can't send any more (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def wait_ready(processes: Sequence[ManagedProcess], timeout_s: float) -> None:

@@ -1,9 +1,12 @@
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from deploy.process import ManagedProcess, ProcessFailed, wait_ready
+from tests.processes import ROOT, eventually
 
 SAYS_READY = "import time; print('ready on http://here', flush=True); time.sleep(60)"
 
@@ -41,3 +44,28 @@ def test_one_that_ignores_us_is_killed(tmp_path: Path) -> None:
     process.ask_to_stop()
     process.wait_stopped(0.3)
     assert process.has_ended()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+    parent_code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\nLOG = Path(sys.argv[1])\n"
+        "from deploy.process import ManagedProcess, wait_ready\n"
+        f"child = ManagedProcess('child', [sys.executable, '-c', {SAYS_READY!r}], r'ready on (.*)', LOG)\n"
+        "wait_ready([child], 20)\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", parent_code, str(tmp_path / "log")]
+    parent = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    eventually(lambda: not _is_running(int(parent.stdout)))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
