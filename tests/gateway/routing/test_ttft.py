@@ -5,7 +5,7 @@ from gateway.routing.base import ReplicaView, RouteRequest
 from gateway.routing.ttft import Ttft
 from replica.protocol.hashing import block_hashes
 from replica.protocol.records import CostModel, Load, Snapshot
-from tests.gateway.conformance.test_policies import view
+from tests.conformance.test_policies import view
 from tests.gateway.fakes import IDENTITY, blocks, heartbeat
 
 REQUEST = RouteRequest(1025, blocks(1, 64))
