@@ -1,10 +1,10 @@
 """What the next step computes. Pure: no clock, no tensors, so that the simulator runs this very code.
 
-Running sequences come first, in order of admission, each with as many of its uncomputed tokens as the step's budget
-allows: decodes (one token) and prefill chunks share a batch. What is left of the budget admits waiting sequences, the
-one with the fewest uncached tokens first: those whose prefix has just been computed are answered before the next long
-prefill begins. None is overtaken for ever: see `_MAX_OVERTAKEN_STEPS`. Where pages run out the newest running sequence
-is preempted: its pages go back and it is computed anew later, mostly from the cache.
+Decodes come first, a token each; what is left of the step's budget goes to prefill chunks, so both share a batch. Of
+all that has tokens to prefill, begun or waiting, the one with the fewest left goes first: a question about a context
+that is cached is answered before the next long prompt goes on. Nobody is overtaken for ever: see
+`_MAX_OVERTAKEN_STEPS`. Where pages run out the newest running sequence is preempted: its pages go back and it is
+computed anew later, mostly from the cache.
 
 Deferral: a waiting sequence whose first uncached block is being computed by a running one stays in the queue until that
 block is in the tree. So of 50 agents that arrive with the same system prompt one prefills it.
@@ -13,7 +13,7 @@ block is in the tree. So of 50 agents that arrive with the same system prompt on
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from replica.cache.manager import KVCache
 from replica.protocol.hashing import BLOCK_SIZE
@@ -64,14 +64,11 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """The chunks of the next step, with pages reserved for them. Empty only where nothing has work."""
-        chunks, preempted = self._continue_running()
-        budget = self._limits.max_step_tokens - sum(chunk.count for chunk in chunks)
-        deferred = 0
-        if not preempted:
-            admitted, deferred = self._admit_waiting(budget)
-            chunks += admitted
-        assert chunks or not self.has_work
-        return Batch(tuple(chunks), tuple(preempted), deferred)
+        decodes, preempted = self._decode()
+        budget = self._limits.max_step_tokens - len(decodes)
+        prefills, deferred = self._prefill(budget, may_admit=not preempted)
+        assert decodes or prefills or not self.has_work
+        return Batch((*decodes, *prefills), tuple(preempted), deferred)
 
     def commit(self, batch: Batch) -> None:
         """The forward of `batch` is done: its KV counts as computed, its whole pages go into the tree."""
@@ -107,50 +104,55 @@ class Scheduler:
             tails += len(sequence.tokens) - max(start, len(sequence.hashes) * BLOCK_SIZE)
         return len(blocks) * BLOCK_SIZE + tails
 
-    def _continue_running(self) -> tuple[list[Chunk], list[Sequence]]:
-        budget = self._limits.max_step_tokens
+    def _decode(self) -> tuple[list[Chunk], list[Sequence]]:
+        """A token of each running sequence that lacks no more than that, and who was preempted for their pages."""
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
-        for sequence in list(self._running):
-            if budget <= 0 or sequence.state is not SequenceState.RUNNING:
+        for sequence in [running for running in self._running if running.num_uncomputed == 1]:
+            if len(chunks) == self._limits.max_step_tokens or sequence.state is not SequenceState.RUNNING:
                 break
-            count = self._chunk_tokens(sequence, budget)
-            while not self._cache.reserve(sequence, sequence.num_computed + count):
+            while not self._cache.reserve(sequence, len(sequence.tokens)):
                 victim = self._running[-1]
                 self._preempt(victim)
                 preempted.append(victim)
                 if victim is sequence:
                     return chunks, preempted
-            chunks.append(Chunk(sequence, sequence.num_computed, count))
-            budget -= count
+            chunks.append(Chunk(sequence, sequence.num_computed, 1))
         return chunks, preempted
 
-    def _admit_waiting(self, budget: int) -> tuple[list[Chunk], int]:
+    def _prefill(self, budget: int, may_admit: bool) -> tuple[list[Chunk], int]:
+        """Chunks of prompts, in order of urgency, and how many sequences are deferred."""
         chunks: list[Chunk] = []
         deferred = 0
-        for matched, sequence in self._in_order_of_admission():
-            if budget <= 0 or len(self._running) == self._limits.max_running:
+        for matched, sequence in self._in_order_of_prefill():
+            if budget <= 0:
                 break
-            if self._is_deferred(sequence, matched):
-                deferred += 1
-                continue
-            chunk = self._admit(sequence, budget)
-            if chunk is None:
-                break
-            chunks.append(chunk)
-            budget -= chunk.count
+            if sequence.state is SequenceState.WAITING:
+                may_admit = may_admit and len(self._running) < self._limits.max_running
+                if not may_admit:
+                    continue
+                if self._is_deferred(sequence, matched):
+                    deferred += 1
+                    continue
+                may_admit = self._admit(sequence)
+                if not may_admit:
+                    continue
+            count = self._chunk_tokens(sequence, budget)
+            chunks.append(Chunk(sequence, sequence.num_computed, count))
+            budget -= count
         return chunks, deferred
 
-    def _in_order_of_admission(self) -> list[tuple[int, Sequence]]:
-        """The oldest waiting sequences, each with its tokens in the cache."""
-        window = [(self._cache.match(sequence), sequence) for sequence in islice(self._waiting, _WINDOW)]
+    def _in_order_of_prefill(self) -> list[tuple[int, Sequence]]:
+        """Prompts under way and the oldest waiting sequences, each with its tokens computed or in the cache."""
+        prompts = [(running.num_computed, running) for running in self._running if running.num_uncomputed > 1]
+        prompts += [(self._cache.match(sequence), sequence) for sequence in islice(self._waiting, _WINDOW)]
         patience = _MAX_OVERTAKEN_STEPS * self._limits.max_step_tokens
 
         def rank(entry: tuple[int, Sequence]) -> int:
-            matched, sequence = entry
-            return 0 if sequence.overtaken_tokens >= patience else len(sequence.tokens) - matched
+            done, sequence = entry
+            return 0 if sequence.overtaken_tokens >= patience else len(sequence.tokens) - done
 
-        return sorted(window, key=rank)
+        return sorted(prompts, key=rank)
 
     def _is_deferred(self, sequence: Sequence, matched: int) -> bool:
         """Asked anew for each: what was admitted before it may have undertaken to compute its prefix."""
@@ -159,23 +161,28 @@ class Scheduler:
         usable = min(len(sequence.hashes), (len(sequence.tokens) - 1) // BLOCK_SIZE)
         return block < usable and sequence.hashes[block] in self._claims
 
-    def _admit(self, sequence: Sequence, budget: int) -> Chunk | None:
+    def _admit(self, sequence: Sequence) -> bool:
+        """False, and nothing changed, where there are no pages for it."""
         cached = self._cache.admit(sequence)
         # Room for the whole prompt, though only a chunk is computed now: half a prompt is of use to nobody.
         if not self._cache.reserve(sequence, len(sequence.tokens)):
             self._cache.release(sequence)
-            return None
+            return False
         if sequence.num_preemptions == 0:
             sequence.num_cached = cached
-        for older in self._waiting:
-            if older is sequence:
-                break
-            older.overtaken_tokens += sequence.num_uncomputed
+        self._count_overtaking(sequence)
         self._waiting.remove(sequence)
         sequence.state = SequenceState.RUNNING
         self._running.append(sequence)
         self._claim(sequence)
-        return Chunk(sequence, sequence.num_computed, self._chunk_tokens(sequence, budget))
+        return True
+
+    def _count_overtaking(self, sequence: Sequence) -> None:
+        """Against all older ones that still have tokens to prefill."""
+        older = [running for running in self._running if running.num_uncomputed > 1]
+        older += takewhile(lambda waiting: waiting is not sequence, self._waiting)
+        for overtaken in older:
+            overtaken.overtaken_tokens += sequence.num_uncomputed
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
         """May exceed the budget by a tail; then nothing more joins the step."""

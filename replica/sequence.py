@@ -66,7 +66,7 @@ class Sequence:
     """Hashes of prompt blocks that this sequence has undertaken to compute; see Scheduler."""
     num_preemptions: int = 0
     overtaken_tokens: int = 0
-    """Tokens of younger sequences that were admitted while this one waited."""
+    """Tokens of younger sequences that were admitted while this one still had tokens to prefill."""
 
     def __post_init__(self) -> None:
         assert self.prompt, "a prompt has at least one token"

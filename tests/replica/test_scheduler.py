@@ -121,6 +121,31 @@ def test_the_fewest_uncached_tokens_go_first() -> None:
     assert admission_order(driver) == ["leader", "follower", "long"]
 
 
+def test_a_short_prompt_passes_a_long_one_under_way() -> None:
+    driver = Driver(max_step_tokens=16)
+    long = driver.add(list(range(100)), max_tokens=1)
+    driver.step()
+    short = driver.add([7] * 12, max_tokens=1)
+    batch = driver.step()
+    assert [(chunk.sequence is short, chunk.count) for chunk in batch.chunks] == [(True, 12), (False, 4)]
+    assert short.state is SequenceState.FINISHED
+    assert long.num_computed == 20
+
+
+def test_a_prompt_under_way_is_not_overtaken_for_ever() -> None:
+    driver = Driver(max_step_tokens=16, num_pages=400)
+    long = driver.add(list(range(1000, 1100)), max_tokens=1)
+    driver.step()
+    steps = 0
+    while long.state is not SequenceState.FINISHED:
+        for n in range(2):
+            driver.add([steps, n] * 8, max_tokens=1, name=f"short-{steps}-{n}")
+        driver.step()
+        steps += 1
+        assert steps < 50
+    assert steps > 8
+
+
 def test_equals_are_served_in_order_of_arrival() -> None:
     driver = Driver(num_pages=4)
     for name in ("first", "second", "third"):
