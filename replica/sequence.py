@@ -21,7 +21,6 @@ class SequenceState(StrEnum):
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)

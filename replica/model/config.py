@@ -12,8 +12,6 @@ from replica.protocol.text import ModelFolderError
 class ModelConfig:
     architecture: str
     vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -33,8 +31,6 @@ class ModelConfig:
             config = cls(
                 architecture=str(fields["architectures"][0]),
                 vocab_size=int(fields["vocab_size"]),
-                hidden_size=int(fields["hidden_size"]),
-                intermediate_size=int(fields["intermediate_size"]),
                 num_layers=int(fields["num_hidden_layers"]),
                 num_heads=heads,
                 num_kv_heads=int(fields.get("num_key_value_heads") or heads),
