@@ -8,7 +8,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -120,7 +119,8 @@ class LocalFleet:
         try:
             with urllib.request.urlopen(f"{self.gateway_url}/ready", timeout=1) as response:
                 return int(json.load(response)["synced"])
-        except urllib.error.URLError:
+        except OSError:
+            # Not ready, not answering, or closing the connection: all of urllib's failures are OSErrors.
             return 0
 
     def _spawn_replica(self, index: int) -> ManagedProcess:

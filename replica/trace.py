@@ -42,11 +42,12 @@ class TraceLog:
             if timeline is None:
                 continue
             at = self._clock() - timeline.received
-            if not timeline.kv:
+            is_first = not timeline.kv
+            if is_first:
                 timeline.events.append({"event": "scheduled", "at_s": at - step.seconds})
             timeline.kv.append((at, chunk.end))
             if chunk.count > 1 or chunk.end <= len(chunk.sequence.prompt):
-                cached = chunk.start if not any(event["event"] == "prefill" for event in timeline.events) else 0
+                cached = chunk.start if is_first else 0
                 timeline.events.append(
                     {"event": "prefill", "at_s": at, "cached_tokens": cached, "computed_tokens": chunk.count}
                 )

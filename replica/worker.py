@@ -164,7 +164,7 @@ class EngineWorker:
             command()
 
     def _next_command_when_idle(self) -> Command:
-        """The cache's books are checked once the engine has been idle for a while: walking the tree takes 0.1 s at
+        """The cache's books are checked once the engine has been idle for a while: walking the tree takes 40 ms at
         100,000 blocks, which nobody's first token should wait for."""
         try:
             return self._commands.get(timeout=_IDLE_BEFORE_CHECK_S)

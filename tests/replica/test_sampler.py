@@ -54,6 +54,8 @@ def test_an_answer_cannot_end_before_min_tokens() -> None:
     assert sample(logits.clone(), [early]) == [1]
     early.append(1)
     assert sample(logits.clone(), [early]) == [0]
+    without_stops = sequence(temperature=0, min_tokens=1)
+    assert sample(logits.clone(), [without_stops]) == [0]
 
 
 def test_uniform_is_spread_and_differs_by_position(seed: int) -> None:
