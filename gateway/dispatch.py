@@ -34,6 +34,8 @@ class Call:
     prompt: RouteRequest
     total_tokens: int
     """Prompt and the shortest answer that will do."""
+    choices: int
+    """Answers that the replica decodes side by side."""
     traced: bool
     trace: Trace
 
@@ -126,7 +128,7 @@ class Dispatcher:
         sent_headers = {headers.REQUEST_ID: call.trace.request_id, "Content-Type": "application/json"}
         if call.traced:
             sent_headers[headers.TRACE] = "1"
-        lease = self._router.take(call.prompt, decision, self._clock())
+        lease = self._router.take(call.prompt, decision, self._clock(), call.choices)
         try:
             call.trace.attempts.append(Attempt(decision.choice))
             call.trace.replica_url, call.trace.replica_traced = heartbeat.url, call.traced

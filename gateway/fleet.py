@@ -61,7 +61,10 @@ class _Member:
     others_tokens: int = 0
     """Queued by other gateways and clients, as of the last heartbeat."""
     prefilling: "set[Lease]" = field(default_factory=set)
+    streaming: int = 0
+    """Leases that have got their first token."""
     decoding: int = 0
+    """Their sequences, of which a request may have several."""
     prefilled: "deque[Lease]" = field(default_factory=deque)
     """Leases that got their first token so lately that a report still to come may count them."""
     back_offs: int = 0
@@ -77,7 +80,7 @@ class _Member:
 
     @property
     def leases(self) -> int:
-        return len(self.prefilling) + self.decoding
+        return len(self.prefilling) + self.streaming
 
     def own_tokens_at(self, time: float) -> int:
         """Own uncached tokens that the replica had before it at that time."""
@@ -91,14 +94,17 @@ class Lease:
     """One request on one replica: its uncached tokens count as queued until the first token, and it as decoding until
     it is released. Release it in `finally`; releasing twice does nothing."""
 
-    __slots__ = ("_member", "_open", "first_token_at", "hashes", "replica", "taken_at", "uncached_tokens")
+    __slots__ = ("_member", "_open", "choices", "first_token_at", "hashes", "replica", "taken_at", "uncached_tokens")
 
-    def __init__(self, member: _Member, uncached_tokens: int, hashes: Sequence[int], now: float) -> None:
+    def __init__(
+        self, member: _Member, uncached_tokens: int, hashes: Sequence[int], now: float, choices: int = 1
+    ) -> None:
         self._member = member
         self._open = True
         self.replica = member.heartbeat.replica
         self.uncached_tokens = uncached_tokens
         self.hashes = hashes
+        self.choices = choices
         self.taken_at = now
         self.first_token_at = float("inf")
         member.prefilling.add(self)
@@ -107,14 +113,16 @@ class Lease:
         if self in self._member.prefilling:
             self._member.prefilling.remove(self)
             self._member.prefilled.append(self)
-            self._member.decoding += 1
+            self._member.streaming += 1
+            self._member.decoding += self.choices
             self.first_token_at = now
 
     def release(self, now: float) -> None:
         self.first_token(now)
         if self._open:
             self._open = False
-            self._member.decoding -= 1
+            self._member.streaming -= 1
+            self._member.decoding -= self.choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +176,9 @@ class Fleet:
         """Redis can't be reached: go on with the replicas known last, until the next update."""
         self._frozen = True
 
-    def lease(self, replica: str, uncached_tokens: int, hashes: Sequence[int], now: float) -> Lease:
+    def lease(self, replica: str, uncached_tokens: int, hashes: Sequence[int], now: float, choices: int = 1) -> Lease:
         """Raises KeyError for a replica that was never seen."""
-        return Lease(self._members[replica], uncached_tokens, hashes, now)
+        return Lease(self._members[replica], uncached_tokens, hashes, now, choices)
 
     def prefilling(self) -> list[Lease]:
         """Leases that wait for their first token."""

@@ -9,12 +9,12 @@ from aiohttp import web
 
 from gateway.dispatch import Call, Routed
 from gateway.errors import ModelNotFound, NoReplica, UnsupportedEncoding, UpstreamError, answer_for
+from gateway.introspect import max_context
 from gateway.keys import (
     BUDGET,
     CLOCK,
     CONFIG,
     DISPATCHER,
-    FLEET,
     LIFECYCLE,
     METRICS,
     REQUEST_ID,
@@ -27,6 +27,8 @@ from gateway.tokens import Prompt
 from gateway.traces import Trace
 from gateway.upstream import translated
 from replica.protocol import headers, openai
+from replica.protocol.checks import check_request
+from replica.protocol.text import ModelText
 
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ENCODINGS = ("", "identity", "gzip", "deflate")
@@ -55,7 +57,7 @@ async def complete(request: web.Request, parse: Callable[[bytes], Parsed]) -> we
     with app[BUDGET].request():
         trace.mark("received", trace.received_at)
         parsed = parse(await read_body(request))
-        check(parsed, app[CONFIG].model_name or app[TEXT].name)
+        check(parsed, app[TEXT], app[CONFIG].model_name or app[TEXT].name)
         prompt = await tokenise(request, parsed, trace)
         call = make_call(request, parsed, prompt, trace)
         return await app[DISPATCHER].serve(call, lambda routed: relay(request, call, routed))
@@ -79,23 +81,26 @@ async def read_body(request: web.Request) -> bytes:
         raise openai.RequestError(f"the body can't be read: {error}", code="invalid_body") from error
 
 
-def check(parsed: Parsed, model_name: str) -> None:
+def check(parsed: Parsed, text: ModelText, model_name: str) -> None:
     """Raises ModelNotFound or RequestError."""
     if parsed.model != model_name:
         raise ModelNotFound(f"the model {parsed.model!r} does not exist; this gateway serves {model_name!r}")
     if parsed.prompt_token_ids is not None:
-        raise openai.RequestError("unsupported field prompt_token_ids", "prompt_token_ids", "invalid_value")
+        raise openai.RequestError("unsupported field prompt_token_ids", "prompt_token_ids")
+    if isinstance(parsed, openai.CompletionRequest) and len(parsed.prompts) > 1:
+        raise openai.RequestError("prompt: each prompt is routed by itself; send one a request", "prompt")
+    check_request(parsed, text)
 
 
 async def tokenise(request: web.Request, parsed: Parsed, trace: Trace) -> Prompt:
     app = request.app
     begin = app[CLOCK]()
     if isinstance(parsed, openai.ChatRequest):
-        prompt = await app[TOKENIZER].chat([message.for_template() for message in parsed.messages])
+        messages = [message.for_template() for message in parsed.messages]
+        tools = [tool.for_template() for tool in parsed.tools]
+        prompt = await app[TOKENIZER].chat(messages, tools, salt=parsed.cache_salt)
     else:
-        single = parsed.single_prompt
-        assert single is not None, "parsing has refused it"
-        prompt = await app[TOKENIZER].completion(single)
+        prompt = await app[TOKENIZER].completion(parsed.prompts[0], salt=parsed.cache_salt)
     now = app[CLOCK]()
     app[METRICS].tokenise.observe(now - begin)
     trace.prompt_tokens = len(prompt.tokens)
@@ -106,17 +111,22 @@ async def tokenise(request: web.Request, parsed: Parsed, trace: Trace) -> Prompt
 def make_call(request: web.Request, parsed: Parsed, prompt: Prompt, trace: Trace) -> Call:
     """What goes to the replica: the request as parsed, with token ids in place of text."""
     tokens = len(prompt.tokens)
-    max_context = min(request.app[TEXT].max_context, request.app[FLEET].max_context(request.app[CLOCK]()))
-    openai.output_limit(tokens, parsed.max_new_tokens, max_context)
-    payload = parsed.model_dump(exclude_unset=True, exclude={"model", "messages", "prompt"})
+    openai.output_limit(tokens, parsed.max_new_tokens, max_context(request.app))
+    payload = parsed.model_dump(exclude_unset=True, by_alias=True, exclude={"model", "messages", "prompt"})
     return Call(
         path=request.path,
         payload=payload | {"prompt_token_ids": prompt.tokens},
-        prompt=RouteRequest(tokens, prompt.hashes),
-        total_tokens=tokens + (parsed.max_new_tokens or 1),
+        prompt=RouteRequest(tokens, [] if scores_prompt(parsed) else prompt.hashes),
+        total_tokens=tokens + (1 if parsed.max_new_tokens is None else parsed.max_new_tokens),
+        choices=parsed.n,
         traced=request.headers.get(headers.TRACE) == "1",
         trace=trace,
     )
+
+
+def scores_prompt(parsed: Parsed) -> bool:
+    """A replica computes such a prompt as a whole, whatever its cache holds: that has no logits."""
+    return isinstance(parsed, openai.CompletionRequest) and parsed.echo and parsed.num_logprobs is not None
 
 
 async def relay(request: web.Request, call: Call, routed: Routed) -> web.StreamResponse:

@@ -22,13 +22,17 @@ def model_name(app: web.Application) -> str:
     return app[CONFIG].model_name or app[TEXT].name
 
 
+def max_context(app: web.Application) -> int:
+    return min(app[TEXT].max_context, app[FLEET].max_context(app[CLOCK]()))
+
+
 def _model(app: web.Application) -> dict[str, Any]:
     return {
         "id": model_name(app),
         "object": "model",
         "created": app[LIFECYCLE].started_at,
         "owned_by": "ryokan",
-        "max_model_len": min(app[TEXT].max_context, app[FLEET].max_context(app[CLOCK]())),
+        "max_model_len": max_context(app),
     }
 
 

@@ -32,10 +32,10 @@ class Router:
         ]
         return self.policy.choose(request, candidates, now)
 
-    def take(self, request: RouteRequest, decision: Decision, now: float) -> Lease:
+    def take(self, request: RouteRequest, decision: Decision, now: float, choices: int = 1) -> Lease:
         """The lease for a decision; its prefix is from now on expected at the replica."""
         held = request.hashes[: (request.tokens - 1) // BLOCK_SIZE]
-        lease = self.fleet.lease(decision.choice, request.tokens - decision.cached_tokens, held, now)
+        lease = self.fleet.lease(decision.choice, request.tokens - decision.cached_tokens, held, now, choices)
         self.index.expect(decision.choice, held)
         return lease
 

@@ -5,6 +5,7 @@ system prompt or an earlier turn costs one look-up. Whether a tokenizer really c
 """
 
 import asyncio
+import functools
 import logging
 import re
 import sys
@@ -16,11 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from replica.protocol.checks import check_length, check_tokens
 from replica.protocol.hashing import block_hashes, namespace_hash
 from replica.protocol.openai import RequestError
 from replica.protocol.text import ModelText, TemplateError
 
 log = logging.getLogger(__name__)
+
+NAMESPACES = 4096
+"""Salts whose hashes are remembered."""
 
 MEMO_BYTES = 64 << 20
 ENTRY_OVERHEAD = 200
@@ -145,9 +150,7 @@ class PromptTokenizer:
 
     def __init__(self, text: ModelText, threads: int, memo_bytes: int = MEMO_BYTES) -> None:
         self._text = text
-        # Text longer than this has too many tokens whatever they are: megabytes needn't be tokenised to be refused.
-        self._max_chars = text.max_context * max(map(len, text.tokenizer.get_vocab()), default=1)
-        self._namespace = namespace_hash(model=text.model_fingerprint, tokenizer=text.tokenizer_fingerprint)
+        self._namespace = functools.lru_cache(NAMESPACES)(self._namespace_of)
         self.memo = SegmentMemo(memo_bytes)
         self.encoder = SegmentEncoder(text, self.memo)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
@@ -155,41 +158,39 @@ class PromptTokenizer:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt:
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), salt: str | None = None
+    ) -> Prompt:
         """Raises RequestError where the chat template refuses the messages."""
-        return await self._in_thread(lambda: self._prompt(self._encode_chat(messages)))
+        return await self.in_thread(lambda: self._prompt(self._encode_chat(messages, tools), salt))
 
-    async def completion(self, prompt: str | list[int]) -> Prompt:
+    async def completion(self, prompt: str | list[int], salt: str | None = None) -> Prompt:
         """Raises RequestError for token ids outside the vocabulary."""
-        return await self._in_thread(lambda: self._prompt(self._encode_completion(prompt)))
+        return await self.in_thread(lambda: self._prompt(self._encode_completion(prompt), salt))
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         try:
-            rendered = self._text.render(messages)
+            rendered = self._text.render(messages, tools)
         except TemplateError as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from error
-        self._check_length(rendered, "messages")
+        check_length(rendered, self._text, "messages")
         return self.encoder.encode(rendered)
 
     def _encode_completion(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            self._check_length(prompt, "prompt")
+            check_length(prompt, self._text, "prompt")
             return self._text.encode_plain(prompt)
-        wrong = next((token for token in prompt if not 0 <= token < self._text.vocab_size), None)
-        if wrong is not None:
-            message = f"prompt: token id {wrong} is outside the vocabulary of {self._text.vocab_size}"
-            raise RequestError(message, param="prompt", code="invalid_value")
+        check_tokens(prompt, self._text.vocab_size, "prompt")
         return prompt
 
-    def _check_length(self, text: str, param: str) -> None:
-        if len(text) > self._max_chars:
-            message = f"the model's context is {self._text.max_context} tokens; {len(text)} characters can't fit"
-            raise RequestError(message, param=param, code="context_length_exceeded")
-
-    def _prompt(self, tokens: list[int]) -> Prompt:
+    def _prompt(self, tokens: list[int], salt: str | None) -> Prompt:
         if not tokens:
             raise RequestError("the prompt has no tokens", code="invalid_value")
-        return Prompt(tokens, block_hashes(tokens, self._namespace))
+        return Prompt(tokens, block_hashes(tokens, self._namespace(salt)))
+
+    def _namespace_of(self, salt: str | None) -> int:
+        text = self._text
+        return namespace_hash(model=text.model_fingerprint, tokenizer=text.tokenizer_fingerprint, salt=salt or "")

@@ -11,16 +11,22 @@ import os
 from torch import Tensor
 
 from kernels import reference
-from kernels.base import PAGE_SIZE, Int8Weight, Kernels
+from kernels.base import INT8_LAYOUT, PAGE_SIZE, Int8Weight, Kernels, KVDtype, KVPages, kv_page_bytes
 from kernels.build import BuildError, load
 from kernels.cpu import CpuKernels
 
 __all__ = [
+    "INT8_LAYOUT",
     "PAGE_SIZE",
     "BuildError",
     "Int8Weight",
+    "KVDtype",
+    "KVPages",
     "add_rms_norm",
+    "draw",
+    "kv_page_bytes",
     "linear_int8",
+    "mlp_int8",
     "pack_int8",
     "paged_attention",
     "rms_norm",
@@ -67,6 +73,11 @@ def linear_int8(x: Tensor, w: Int8Weight) -> Tensor:
     return _chosen().linear_int8(x, w)
 
 
+def mlp_int8(x: Tensor, gate_up: Int8Weight, down: Int8Weight) -> Tensor:
+    """linear_int8(silu_mul(linear_int8(x, gate_up)), down), with the same bits, in one call: x [M, K] to [M, N]."""
+    return _chosen().mlp_int8(x, gate_up, down)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; x [T, C], weight [C]."""
     return _chosen().rms_norm(x, weight, eps)
@@ -82,42 +93,59 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return _chosen().silu_mul(gate_up)
 
 
+def draw(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    points: Tensor,
+) -> Tensor:
+    """A token of each row of logits [R, V]: int64 [R]; top_k int32, points float64 in [0, 1), the others fp32, all [R].
+
+    Temperature 0 takes the likeliest, of equals the first. Else softmax(logits / temperature) is cut in the order of
+    logit, then id: to the first top_k (0: all), to those at least min_p times as likely as the first, and to the fewest
+    that make up top_p of what is left. Its cumulative sum is inverted at the point: in that order, or by id where
+    nothing is cut. A logit of -inf is never drawn. Raises ValueError where a row has a NaN, +inf or only -inf.
+    """
+    return _chosen().draw(logits, temperature, top_k, top_p, min_p, points)
+
+
 def rope_write_kv(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
     slots: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: KVPages,
     num_q_heads: int,
 ) -> Tensor:
     """Rotates q and k of qkv [T, (Hq + 2 Hkv) D], writes k and v to the cache, returns q [T, Hq, D].
 
     cos and sin [P, D/2] are looked up at positions [T]; slots [T] are page * 16 + offset, or -1 for a token that isn't
-    written (both int32). k_cache is [pages, Hkv, D, 16], v_cache [pages, Hkv, 16, D]. Raises IndexError for a position
-    or slot out of range, and has written nothing then.
+    written (both int32). Raises IndexError for a position or slot out of range, and has written nothing then.
     """
-    return _chosen().rope_write_kv(qkv, cos, sin, positions, slots, k_cache, v_cache, num_q_heads)
+    return _chosen().rope_write_kv(qkv, cos, sin, positions, slots, kv, num_q_heads)
 
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: KVPages,
     page_table: Tensor,
     row_seq: Tensor,
     row_len: Tensor,
     scale: float,
+    window: int = 0,
 ) -> Tensor:
-    """softmax(scale q K) V of each query row over the first tokens of its sequence: [T, Hq, D].
+    """softmax(scale q K) V of each query row over tokens of its sequence: [T, Hq, D].
 
-    Row t of q [T, Hq, D] sees the first row_len[t] tokens of sequence row_seq[t] (int32 [T]), which lie in the pages
-    page_table[row_seq[t]] (int32 [S, max_pages]); length 0 gives zeros. Caches as for rope_write_kv; D is a multiple
-    of 16. Keep rows with a common prefix adjacent: its pages are then read once for up to 16 of them. In C++ a row's
-    bits don't depend on the other rows. Raises IndexError for a sequence, length or page id out of range.
+    Row t of q [T, Hq, D] sees the first n = row_len[t] tokens of sequence row_seq[t] (int32 [T]), or with a window only
+    [max(0, n - window), n) of them; length 0 gives zeros. They lie in the pages page_table[row_seq[t]] (int32
+    [S, max_pages]); those before the window aren't read. D is a multiple of 16. Keep rows with a common prefix
+    adjacent: its pages are then read once for up to 16 of them. In C++ a row's bits don't depend on the other rows.
+    Raises IndexError for a sequence, length or page id out of range.
     """
-    return _chosen().paged_attention(q, k_cache, v_cache, page_table, row_seq, row_len, scale)
+    return _chosen().paged_attention(q, kv, page_table, row_seq, row_len, scale, window)
 
 
 def _chosen() -> Kernels:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 import kernels
 from kernels import reference
-from kernels.base import Kernels
+from kernels.base import Kernels, KVDtype, KVPages
 from kernels.build import load
 from kernels.cpu import CpuKernels
 
@@ -47,7 +47,8 @@ def main() -> None:
     cpu = CpuKernels(load())
     figures: dict[str, float] = {}
     print(f"{'kernel':<38}{'C++':>10}{'':>15}{'torch':>12}  ratio")
-    for row in [*linear_rows(cpu), *elementwise_rows(cpu), *attention_rows(cpu)]:
+    rows = [linear_rows, mlp_rows, elementwise_rows, draw_rows, attention_rows, int8_attention_rows]
+    for row in [row for rows_of in rows for row in rows_of(cpu)]:
         ours, theirs = interleaved(row.ours, row.theirs)
         rate = row.work / ours
         print(
@@ -86,7 +87,7 @@ def linear_rows(cpu: Kernels) -> list[Row]:
     n, k = 2 * FFN, HIDDEN
     weight = torch.randn(n, k)
     packed = kernels.pack_int8(weight)
-    for m in (1, 8, 12, 64, 256):
+    for m in (1, 8, 32, 256):
         x = torch.randn(m, k)
         rows.append(
             Row(
@@ -110,7 +111,7 @@ def linear_rows(cpu: Kernels) -> list[Row]:
     )
     head = torch.randn(49152, k)  # 28 MB in int8, 113 MB in fp32: neither stays in a cache
     packed_head = kernels.pack_int8(head)
-    for m in (1, 12):
+    for m in (1, 8, 32):
         x = torch.randn(m, k)
         rows.append(
             Row(
@@ -125,19 +126,63 @@ def linear_rows(cpu: Kernels) -> list[Row]:
     return rows
 
 
+def mlp_rows(cpu: Kernels) -> list[Row]:
+    gate_up, down = kernels.pack_int8(torch.randn(2 * FFN, HIDDEN)), kernels.pack_int8(torch.randn(HIDDEN, FFN))
+
+    def parts(x: Tensor) -> Tensor:
+        return cpu.linear_int8(cpu.silu_mul(cpu.linear_int8(x, gate_up)), down)
+
+    return [
+        Row(
+            f"mlp_int8_{m}x{HIDDEN}x{FFN}",
+            partial(cpu.mlp_int8, x, gate_up, down),
+            partial(parts, x),
+            "three calls",
+            6 * m * HIDDEN * FFN / 1e9,
+            "GOP/s",
+        )
+        for m, x in ((m, torch.randn(m, HIDDEN)) for m in (1, 32, 256))
+    ]
+
+
+def draw_rows(cpu: Kernels) -> list[Row]:
+    rows, v = 32, 49152
+    none, ones = torch.zeros(rows, dtype=torch.int32), torch.ones(rows)
+    points = torch.rand(rows, dtype=torch.float64)
+
+    def row(name: str, spread: float, temperature: float, top_p: float) -> Row:
+        arguments = (spread * torch.randn(rows, v), temperature * ones, none, top_p * ones, 0 * ones, points)
+        return Row(
+            f"draw_{name}_{rows}x{v}",
+            partial(cpu.draw, *arguments),
+            partial(reference.draw, *arguments),
+            "reference",
+            4 * rows * v / 1e9,
+            "GB/s",
+        )
+
+    return [
+        row("greedy", 1, 0, 1),
+        row("all", 1, 1, 1),
+        row("top_p_flat", 0.01, 1, 0.95),
+        row("top_p", 1, 1, 0.95),
+        row("top_p_peaked", 4, 1, 0.95),
+    ]
+
+
 def elementwise_rows(cpu: Kernels) -> list[Row]:
     t = 64
     x, residual, weight = torch.randn(t, HIDDEN), torch.randn(t, HIDDEN), torch.randn(HIDDEN)
     gate_up = torch.randn(t, 2 * FFN)
     width = (Q_HEADS + 2 * KV_HEADS) * HEAD
-    k_cache, v_cache = caches()
+    kv, int8 = cache(), cache("int8")
     rope = (torch.randn(t, width), torch.randn(2048, HEAD // 2), torch.randn(2048, HEAD // 2))
     numbers = torch.arange(t, dtype=torch.int32)
     still = torch.zeros_like(x)  # so that the residual doesn't grow from call to call
     norm_bytes, silu_bytes = 8 * t * HIDDEN / 1e9, 12 * t * FFN / 1e9
 
-    def rope_on(on: Kernels) -> Run:
-        return lambda: on.rope_write_kv(*rope, numbers, numbers, k_cache, v_cache, Q_HEADS)
+    def rope_on(on: Kernels, kv: KVPages = kv) -> Run:
+        return lambda: on.rope_write_kv(*rope, numbers, numbers, kv, Q_HEADS)
 
     return [
         Row(
@@ -165,16 +210,17 @@ def elementwise_rows(cpu: Kernels) -> list[Row]:
             "GB/s",
         ),
         Row(f"rope_write_kv_{t}", rope_on(cpu), rope_on(reference), "reference", 8 * t * width / 1e9, "GB/s"),
+        Row(f"int8_rope_write_kv_{t}", rope_on(cpu, int8), rope_on(cpu), "fp32 KV", 8 * t * width / 1e9, "GB/s"),
     ]
 
 
 def attention_rows(cpu: Kernels) -> list[Row]:
-    k_cache, v_cache = caches()
+    kv = cache()
     pages = torch.randperm(PAGES).int()
     scale = HEAD**-0.5
 
     def on(which: Kernels, q: Tensor, table: Tensor, row_seq: Tensor, row_len: Tensor) -> Run:
-        return lambda: which.paged_attention(q, k_cache, v_cache, table, row_seq, row_len, scale)
+        return lambda: which.paged_attention(q, kv, table, row_seq, row_len, scale)
 
     rows = []
     for tokens, before in ((512, 0), (256, 1024)):
@@ -209,8 +255,37 @@ def attention_rows(cpu: Kernels) -> list[Row]:
     return rows
 
 
-def caches() -> tuple[Tensor, Tensor]:
-    return torch.randn(PAGES, KV_HEADS, HEAD, 16), torch.randn(PAGES, KV_HEADS, 16, HEAD)
+def int8_attention_rows(cpu: Kernels) -> list[Row]:
+    """int8 against fp32 KV, at the sizes of the running example."""
+    fp32, int8 = cache("fp32"), cache("int8")
+    pages = torch.randperm(PAGES).int()
+
+    def row(name: str, table: Tensor, row_seq: Tensor, row_len: Tensor) -> Row:
+        q = torch.randn(len(row_seq), Q_HEADS, HEAD)
+        args = (table.contiguous(), row_seq.int(), row_len.int(), HEAD**-0.5)
+        work = 4 * Q_HEADS * HEAD * int(row_len.sum()) / 1e9
+        ours, theirs = partial(cpu.paged_attention, q, int8, *args), partial(cpu.paged_attention, q, fp32, *args)
+        return Row(f"int8_kv_{name}", ours, theirs, "fp32 KV", work, "GOP/s")
+
+    rows = []
+    for before in (0, 256, 512, 768):
+        chunk = torch.arange(before, before + 256) + 1
+        rows.append(row(f"prefill_256_after_{before}", pages[None, :64], torch.zeros(256), chunk))
+    shared = pages[: 50 * 15].view(50, 15).clone()
+    shared[:, :13] = shared[0, :13]
+    rows.append(row("decode1_1000", pages[None, :63], torch.zeros(1), torch.full((1,), 1000)))
+    rows.append(row("decode32_220", pages[: 32 * 14].view(32, 14), torch.arange(32), torch.full((32,), 220)))
+    rows.append(row("decode50_208_shared_25_own", shared, torch.arange(50), torch.full((50,), 233)))
+    return rows
+
+
+def cache(dtype: KVDtype = "fp32") -> KVPages:
+    """Full, of gaussian K and V."""
+    kv, tokens = KVPages.allocate(dtype, PAGES, KV_HEADS, HEAD), PAGES * 16
+    still = torch.ones(1, HEAD // 2), torch.zeros(1, HEAD // 2), torch.zeros(tokens, dtype=torch.int32)
+    qkv = torch.randn(tokens, 2 * KV_HEADS * HEAD)
+    reference.rope_write_kv(qkv, *still, torch.arange(tokens, dtype=torch.int32), kv, 0)
+    return kv
 
 
 def machine() -> dict[str, object]:

@@ -8,16 +8,20 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.base import GROUP_SIZE, PAGE_SIZE, Int8Weight
+from kernels.base import GROUP_SIZE, UNUSABLE_LOGITS, Int8Weight, KVPages
 
 _POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
-    "pack_int8": [_POINTER] * 4 + [_INT64] * 2 + [_INT],
-    "linear_int8": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
+    "pack_int8": [_POINTER] * 3 + [_INT64] * 2 + [_INT],
+    "linear_int8": [_POINTER] * 4 + [_INT64] * 3 + [_INT],
+    "mlp_int8": [_POINTER] * 6 + [_INT64] * 4 + [_INT],
     "rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT, _INT],
     "silu_mul": [_POINTER] * 2 + [_INT64] * 2 + [_INT],
+    "draw": [_POINTER] * 7 + [_INT64] * 2 + [_INT],
     "rope_write_kv": [_POINTER] * 8 + [_INT64] * 6 + [_INT],
-    "paged_attention": [_POINTER] * 7 + [_INT64] * 7 + [_FLOAT, _INT],
+    "rope_write_kv_int8": [_POINTER] * 9 + [_INT64] * 6 + [_INT],
+    "paged_attention": [_POINTER] * 7 + [_INT64] * 8 + [_FLOAT, _INT],
+    "paged_attention_int8": [_POINTER] * 8 + [_INT64] * 8 + [_FLOAT, _INT],
 }
 
 
@@ -27,7 +31,10 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, argtypes in _SIGNATURES.items():
             getattr(library, name).argtypes = argtypes
+        library.draw.restype = _INT64
         self._library = library
+        self._rope_write_kv = {"fp32": library.rope_write_kv, "int8": library.rope_write_kv_int8}
+        self._paged_attention = {"fp32": library.paged_attention, "int8": library.paged_attention_int8}
         self._num_threads = 1
 
     def set_num_threads(self, n: int) -> None:
@@ -37,23 +44,30 @@ class CpuKernels:
     def pack_int8(self, weight: Tensor) -> Int8Weight:
         n, k = weight.shape
         blocks, groups = -(-n // 16), -(-k // GROUP_SIZE)
-        data = torch.zeros(blocks, -(-k // 4), 16, 4, dtype=torch.int8)
+        data = torch.full((blocks, groups * GROUP_SIZE // 4, 16, 4), 128, dtype=torch.uint8)
         scale = torch.zeros(blocks, groups, 16)
-        group_sums = torch.zeros(blocks, groups, 16, dtype=torch.int16)
         self._library.pack_int8(
-            _pointer(weight, torch.float32, (n, k)),
-            data.data_ptr(), scale.data_ptr(), group_sums.data_ptr(), n, k, self._num_threads,
-        )  # fmt: skip
-        return Int8Weight(data, scale, group_sums, n, k)
+            _pointer(weight, torch.float32, (n, k)), data.data_ptr(), scale.data_ptr(), n, k, self._num_threads
+        )
+        return Int8Weight(data, scale, n, k)
 
     def linear_int8(self, x: Tensor, w: Int8Weight) -> Tensor:
         m = x.shape[0]
-        assert w.data.is_cpu, w.data.device
         y = torch.empty(m, w.n)
         self._library.linear_int8(
             _pointer(x, torch.float32, (m, w.k)),
-            w.data.data_ptr(), w.scale.data_ptr(), w.group_sums.data_ptr(), y.data_ptr(),
-            m, w.n, w.k, self._num_threads,
+            w.data.data_ptr(), w.scale.data_ptr(), y.data_ptr(), m, w.n, w.k, self._num_threads,
+        )  # fmt: skip
+        return y
+
+    def mlp_int8(self, x: Tensor, gate_up: Int8Weight, down: Int8Weight) -> Tensor:
+        m = x.shape[0]
+        assert gate_up.n == 2 * down.k, (gate_up.n, down.k)
+        y = torch.empty(m, down.n)
+        self._library.mlp_int8(
+            _pointer(x, torch.float32, (m, gate_up.k)),
+            gate_up.data.data_ptr(), gate_up.scale.data_ptr(), down.data.data_ptr(), down.scale.data_ptr(),
+            y.data_ptr(), m, gate_up.k, down.k, down.n, self._num_threads,
         )  # fmt: skip
         return y
 
@@ -86,6 +100,30 @@ class CpuKernels:
         )
         return y
 
+    def draw(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        points: Tensor,
+    ) -> Tensor:
+        rows, n = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        bad_row = self._library.draw(
+            _pointer(logits, torch.float32, (rows, n)),
+            _pointer(temperature, torch.float32, (rows,)),
+            _pointer(top_k, torch.int32, (rows,)),
+            _pointer(top_p, torch.float32, (rows,)),
+            _pointer(min_p, torch.float32, (rows,)),
+            _pointer(points, torch.float64, (rows,)),
+            tokens.data_ptr(), rows, n, self._num_threads,
+        )  # fmt: skip
+        if bad_row >= 0:
+            raise ValueError(UNUSABLE_LOGITS.format(bad_row))
+        return tokens
+
     def rope_write_kv(
         self,
         qkv: Tensor,
@@ -93,22 +131,19 @@ class CpuKernels:
         sin: Tensor,
         positions: Tensor,
         slots: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: KVPages,
         num_q_heads: int,
     ) -> Tensor:
-        t, (pages, kv_heads, d, _), limit = qkv.shape[0], k_cache.shape, cos.shape[0]
+        t, kv_heads, d, limit = qkv.shape[0], kv.kv_heads, kv.head_dim, cos.shape[0]
         assert d % 2 == 0, d
         q = torch.empty(t, num_q_heads, d)
-        status = self._library.rope_write_kv(
+        status = self._rope_write_kv[kv.dtype](
             _pointer(qkv, torch.float32, (t, (num_q_heads + 2 * kv_heads) * d)),
             _pointer(cos, torch.float32, (limit, d // 2)),
             _pointer(sin, torch.float32, (limit, d // 2)),
             _pointer(positions, torch.int32, (t,)),
             _pointer(slots, torch.int32, (t,)),
-            _pointer(k_cache, torch.float32, (pages, kv_heads, d, PAGE_SIZE)),
-            _pointer(v_cache, torch.float32, (pages, kv_heads, PAGE_SIZE, d)),
-            q.data_ptr(), t, num_q_heads, kv_heads, d, limit, pages, self._num_threads,
+            *_cache_pointers(kv), q.data_ptr(), t, num_q_heads, kv_heads, d, limit, kv.num_pages, self._num_threads,
         )  # fmt: skip
         if status:
             raise IndexError(("a position", "a slot")[status - 1] + " is out of range")
@@ -117,28 +152,36 @@ class CpuKernels:
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: KVPages,
         page_table: Tensor,
         row_seq: Tensor,
         row_len: Tensor,
         scale: float,
+        window: int = 0,
     ) -> Tensor:
-        (t, q_heads, d), (pages, kv_heads), (sequences, max_pages) = q.shape, k_cache.shape[:2], page_table.shape
-        assert d % 16 == 0 and q_heads % kv_heads == 0, (d, q_heads, kv_heads)
+        (t, q_heads, d), kv_heads, (sequences, max_pages) = q.shape, kv.kv_heads, page_table.shape
+        assert d % 16 == 0 and d == kv.head_dim and q_heads % kv_heads == 0, (d, kv.head_dim, q_heads, kv_heads)
+        assert window >= 0, window
         out = torch.empty(t, q_heads, d)
-        status = self._library.paged_attention(
+        status = self._paged_attention[kv.dtype](
             _pointer(q, torch.float32, (t, q_heads, d)),
-            _pointer(k_cache, torch.float32, (pages, kv_heads, d, PAGE_SIZE)),
-            _pointer(v_cache, torch.float32, (pages, kv_heads, PAGE_SIZE, d)),
+            *_cache_pointers(kv),
             _pointer(page_table, torch.int32, (sequences, max_pages)),
             _pointer(row_seq, torch.int32, (t,)),
             _pointer(row_len, torch.int32, (t,)),
-            out.data_ptr(), t, sequences, max_pages, pages, kv_heads, q_heads // kv_heads, d, scale, self._num_threads,
+            out.data_ptr(), t, sequences, max_pages, kv.num_pages, kv_heads, q_heads // kv_heads, d,
+            window, scale, self._num_threads,
         )  # fmt: skip
         if status:
             raise IndexError("a sequence, a length or a page id is out of range")
         return out
+
+
+def _cache_pointers(kv: KVPages) -> tuple[int, ...]:
+    # Shapes and dtypes were checked when it was made.
+    assert kv.keys.is_cpu, kv.keys.device
+    both = kv.keys.data_ptr(), kv.values.data_ptr()
+    return both if kv.scales is None else (*both, kv.scales.data_ptr())
 
 
 def _pointer(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:

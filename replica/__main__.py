@@ -4,7 +4,27 @@ from typing import Annotated
 
 import typer
 
-from replica.config import ConfigError, EngineConfig, ReplicaConfig
+from replica.config import ConfigError, EngineConfig, Order, ReplicaConfig
+
+StepTokens = Annotated[
+    int | None,
+    typer.Option(help="Tokens computed in one step at most: longer steps, later tokens. Default: 256 for each thread."),
+]
+Running = Annotated[int, typer.Option(help="Sequences computed side by side at most; fewer where KV memory is short.")]
+PrefillOrder = Annotated[
+    Order,
+    typer.Option(
+        help="Which prompt goes first: the one with the fewest tokens to compute, the one with the longest cached "
+        "prefix, or the oldest. Priorities come before it, and nobody is overtaken for ever."
+    ),
+]
+WaitingTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompt tokens in the queue that aren't cached; more are refused with 503. "
+        "Default: four times what the KV memory holds."
+    ),
+]
 
 
 def main(
@@ -23,15 +43,18 @@ def main(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
     url: Annotated[str | None, typer.Option(help="URL that gateways connect to. Default: http://HOST:PORT.")] = None,
     weights: Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")] = "int8",
+    kv: Annotated[str | None, typer.Option(help="KV cache in int8 or fp32. Default: as the weights.")] = None,
     threads: Annotated[
         int, typer.Option(help="Compute threads; over all replicas of a machine no more than it has cores.")
     ] = 1,
     kv_memory_gib: Annotated[
         float | None, typer.Option(help="Memory for KV blocks. Default: a fifth of what is available.")
     ] = None,
-    max_step_tokens: Annotated[int, typer.Option(help="Tokens computed in one step at most.")] = 256,
-    max_running: Annotated[int, typer.Option(help="Sequences computed side by side at most.")] = 64,
+    max_step_tokens: StepTokens = None,
+    max_running: Running = 64,
+    order: PrefillOrder = Order.SHORTEST,
     max_waiting: Annotated[int, typer.Option(help="Requests in the queue; more are refused with 503.")] = 1024,
+    max_waiting_tokens: WaitingTokens = None,
     prefix_cache: Annotated[bool, typer.Option(help="Reuse the KV of prefixes already computed.")] = True,
     drain_s: Annotated[float, typer.Option(help="Seconds that requests get to finish when it is stopped.")] = 30.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -58,13 +81,16 @@ def main(
             redis_url=redis_url,
             fleet=fleet,
             max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
             drain_s=drain_s,
             engine=EngineConfig(
                 weights=weights,
+                kv=kv,
                 threads=threads,
                 kv_memory_bytes=None if kv_memory_gib is None else int(kv_memory_gib * 2**30),
                 max_step_tokens=max_step_tokens,
                 max_running=max_running,
+                order=order,
                 prefix_cache=prefix_cache,
             ),
         )

@@ -10,7 +10,7 @@ import kernels
 from replica.cache.kv_pool import KVPool, page_bytes
 from replica.cache.manager import CacheManager, KVCache
 from replica.cache.naive import NaiveCache
-from replica.config import ConfigError, EngineConfig, ReplicaConfig, available_memory_bytes
+from replica.config import ConfigError, EngineConfig, ReplicaConfig, available_memory_bytes, total_memory_bytes
 from replica.engine import Engine
 from replica.model.config import ModelConfig
 from replica.model.registry import load_model
@@ -19,9 +19,9 @@ from replica.scheduler import SchedulerLimits
 from replica.sequence import SamplingParams, Sequence
 
 _MEMORY_SHARE = 0.2
-_WARM_UP_PREFILLS = (16, 64, 256, 1024, 1024)
+_WARM_UP_PREFILLS = (16, 256, 64, 512)
 _WARM_UP_DECODES = (1, 4, 8)
-_WARM_UP_DECODE_STEPS = 3
+_WARM_UP_DECODE_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,10 @@ def build_engine(config: ReplicaConfig) -> BuiltEngine:
     def new_cache() -> KVCache:
         return cache_type(num_pages)
 
-    limits = SchedulerLimits(settings.max_step_tokens, settings.max_running)
-    engine = Engine(model, KVPool.allocate(model_config, num_pages), new_cache(), limits, time.monotonic)
+    limits = SchedulerLimits(settings.step_tokens, settings.max_running, settings.order)
+    engine = Engine(
+        model, KVPool.allocate(model_config, num_pages, settings.kv_dtype), new_cache(), limits, time.monotonic
+    )
     _warm_up(engine, max_context, model_config.vocab_size)
     engine.replace_cache(new_cache())
     return BuiltEngine(engine, new_cache, max_context)
@@ -56,9 +58,12 @@ def _num_pages(settings: EngineConfig, model: ModelConfig) -> int:
     memory = settings.kv_memory_bytes
     if memory is None:
         memory = int(available_memory_bytes() * _MEMORY_SHARE)
-    num_pages = memory // page_bytes(model)
+    if memory > total_memory_bytes():
+        raise ConfigError(f"kv_memory_gib: this machine has {total_memory_bytes() / 2**30:.1f} GiB in all")
+    block = page_bytes(model, settings.kv_dtype)
+    num_pages = memory // block
     if num_pages < 2:
-        raise ConfigError(f"kv_memory: {memory} bytes hold fewer than 2 blocks of {page_bytes(model)} bytes")
+        raise ConfigError(f"kv_memory_gib: {memory / 2**30:g} hold fewer than 2 blocks of {block} bytes")
     return num_pages
 
 

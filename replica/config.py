@@ -3,36 +3,73 @@
 import os
 import uuid
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import Literal
+
+_STEP_TOKENS_PER_THREAD = 256
 
 
 class ConfigError(ValueError):
     """A setting is wrong; the message names it."""
 
 
+class Order(StrEnum):
+    """Which of several prompts of one priority is prefilled first."""
+
+    SHORTEST = "shortest"
+    """Fewest tokens still to compute: least mean TTFT."""
+    LPM = "lpm"
+    """Longest prefix computed or cached: most reuse where the cache is small."""
+    FCFS = "fcfs"
+    """In order of arrival."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     weights: str = "int8"
     """int8 (quantised by row and group of columns) or fp32 (the reference)."""
+    kv: str | None = None
+    """int8 (quantised by token and head) or fp32; None: as the weights."""
     threads: int = 1
     """Compute threads. Over all replicas of a machine they shouldn't exceed its cores."""
     kv_memory_bytes: int | None = None
     """None: a fifth of the memory that is available at start."""
-    max_step_tokens: int = 256
-    """Tokens computed in one step. A step this long is what a decode may have to wait for; on one CPU core larger
-    steps hardly gain throughput."""
+    max_step_tokens: int | None = None
+    """Tokens computed in one step; None: 256 for each compute thread. A step this long is what a decode may have to
+    wait for; on one CPU core larger steps hardly gain throughput."""
     max_running: int = 64
+    """Sequences that hold pages at a time. Each decode takes a token of every step, so fewer than max_step_tokens."""
+    order: Order = Order.SHORTEST
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if self.weights not in ("int8", "fp32"):
             raise ConfigError(f"weights: {self.weights!r} is neither int8 nor fp32")
+        if self.kv not in (None, "int8", "fp32"):
+            raise ConfigError(f"kv: {self.kv!r} is neither int8 nor fp32")
         cores = os.cpu_count() or 1
         if not 1 <= self.threads <= cores:
             raise ConfigError(f"threads: {self.threads} is not between 1 and this machine's {cores} cores")
-        for name in ("max_step_tokens", "max_running"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1")
+        if self.kv_memory_bytes is not None and self.kv_memory_bytes < 1:
+            raise ConfigError("kv_memory_gib must be more than 0")
+        if self.max_running < 1:
+            raise ConfigError("max_running must be at least 1")
+        if self.step_tokens <= self.max_running:
+            raise ConfigError(
+                f"max_step_tokens: {self.step_tokens} leave no room for prompts beside {self.max_running} decodes "
+                "(max_running)"
+            )
+        if self.order not in tuple(Order):
+            raise ConfigError(f"order: {self.order!r} is none of {', '.join(Order)}")
+
+    @property
+    def step_tokens(self) -> int:
+        return _STEP_TOKENS_PER_THREAD * self.threads if self.max_step_tokens is None else self.max_step_tokens
+
+    @property
+    def kv_dtype(self) -> Literal["int8", "fp32"]:
+        return "int8" if (self.kv or self.weights) == "int8" else "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +87,9 @@ class ReplicaConfig:
     fleet: str = "default"
     max_waiting: int = 1024
     """Requests waiting in the queue; more are refused with 503."""
+    max_waiting_tokens: int | None = None
+    """Prompt tokens waiting in the queue that aren't in the cache; more are refused with 503. None: see
+    replica/admission.py."""
     drain_s: float = 30.0
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -60,6 +100,8 @@ class ReplicaConfig:
             raise ConfigError(f"port: {self.port} is no port")
         if self.max_waiting < 1:
             raise ConfigError("max_waiting must be at least 1")
+        if self.max_waiting_tokens is not None and self.max_waiting_tokens < 1:
+            raise ConfigError("max_waiting_tokens must be at least 1")
         if self.drain_s < 0:
             raise ConfigError("drain_s must not be negative")
 
@@ -71,4 +113,8 @@ def available_memory_bytes() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return total_memory_bytes() // 2
+
+
+def total_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

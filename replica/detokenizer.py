@@ -1,15 +1,18 @@
 """From token ids to text, piece by piece: whole characters only, and nothing of a stop string."""
 
 import codecs
-import functools
 from collections.abc import Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
+from replica.token_bytes import bytes_of, special_token_ids
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_MAX_HELD_TOKENS = 4
-"""A UTF-8 character has at most 4 bytes and a token at least one: more tokens than that are no unfinished character."""
+_MAX_UNFINISHED = 3
+"""Bytes of a UTF-8 character that isn't finished: as many tokens at most, and replacement characters."""
+_MAX_WINDOW = 64
+_MIN_WINDOW = 16
 
 
 class Detokenizer(Protocol):
@@ -20,90 +23,85 @@ class Detokenizer(Protocol):
     def flush(self) -> str: ...
 
 
-def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+def make_detokenizer(tokenizer: Tokenizer, skip_special: bool = True) -> Detokenizer:
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        return ByteLevelDetokenizer(tokenizer)
-    return WindowDetokenizer(tokenizer)
+        return ByteLevelDetokenizer(tokenizer, skip_special)
+    return WindowDetokenizer(tokenizer, skip_special)
 
 
 class ByteLevelDetokenizer:
     """Exact: each token of a byte-level tokenizer is some bytes, and bytes are decoded as they come."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._special = _special_token_ids(tokenizer)
+        self._special = special_token_ids(tokenizer) if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
         piece = None if token in self._special else self._tokenizer.id_to_token(token)
-        return "" if piece is None else self._decoder.decode(_bytes_of(piece))
+        return "" if piece is None else self._decoder.decode(bytes_of(piece))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes a window of recent tokens with and without the new ones and emits the difference, as a
-    token's text may depend on the ones before it."""
+    """For any tokenizer: decodes a window of recent tokens and emits what is new in its text, as a token's text may
+    depend on the ones before it. Replacement characters at its end may stand for an unfinished character; all before
+    them is final."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._special = special_token_ids(tokenizer) if skip_special else frozenset()
         self._tokens: list[int] = []
-        self._window = 0
+        self._whole = 0
+        """Tokens up to the last place between two characters."""
         self._emitted = 0
+        """Characters of the window's text."""
 
     def push(self, token: int) -> str:
-        self._tokens.append(token)
-        text = self._new_text()
-        held = len(self._tokens) - self._emitted
-        if text.endswith(_REPLACEMENT) and held < _MAX_HELD_TOKENS:
+        # A token without text is no context for the next one.
+        if token in self._special or self._tokenizer.id_to_token(token) is None:
             return ""
-        return self._emit(text)
+        self._tokens.append(token)
+        text = self._decode()
+        held = len(text) - len(text.rstrip(_REPLACEMENT))
+        if len(self._tokens) - self._whole > _MAX_UNFINISHED:
+            held = min(held, _MAX_UNFINISHED)
+        piece = self._emit(text, len(text) - held)
+        if held == 0:
+            self._forget(self._whole, held)
+            self._whole = len(self._tokens)
+        elif len(self._tokens) > _MAX_WINDOW:
+            # Invalid bytes without end. An unfinished character begins within the last three tokens.
+            self._forget(len(self._tokens) - _MIN_WINDOW, held)
+            self._whole = 0
+        return piece
 
     def flush(self) -> str:
-        return self._emit(self._new_text())
+        text = self._decode()
+        return self._emit(text, len(text))
 
-    def _new_text(self) -> str:
-        before = self._decode(self._tokens[self._window : self._emitted])
-        after = self._decode(self._tokens[self._window :])
-        return after[len(before) :]
+    def _emit(self, text: str, end: int) -> str:
+        start, self._emitted = self._emitted, max(self._emitted, end)
+        return text[start:end]
 
-    def _emit(self, text: str) -> str:
-        if self._emitted < len(self._tokens):
-            self._window = self._emitted
-            self._emitted = len(self._tokens)
-        return text
+    def _forget(self, num_tokens: int, held: int) -> None:
+        del self._tokens[:num_tokens]
+        self._emitted = len(self._decode()) - held
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
-
-
-def _special_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """The character that byte-level tokenizers write for each byte (GPT-2's table): printable Latin-1 characters stand
-    for themselves, the other bytes for the characters from U+0100 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-def _bytes_of(piece: str) -> bytes:
-    """Tokens added to the vocabulary by hand are plain text."""
-    alphabet = _byte_alphabet()
-    if all(character in alphabet for character in piece):
-        return bytes(alphabet[character] for character in piece)
-    return piece.encode()
+    def _decode(self) -> str:
+        return str(self._tokenizer.decode(self._tokens, skip_special_tokens=False))
 
 
 class StopChecker:
-    """Cuts the text at the first stop string and holds back a tail that may yet become one."""
+    """Cuts the text before the stop string that is complete first (of several that end at once, the longest), so that
+    the answer doesn't depend on how it comes in pieces. Holds back a tail that may yet become one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        """With `include` the stop string itself goes out."""
         self._stops = stops
+        self._include = include
         self._held = ""
         self.stopped = False
 
@@ -112,12 +110,13 @@ class StopChecker:
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+            end, at = min(found)
+            return text[: end if self._include else at]
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -126,7 +125,7 @@ class StopChecker:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[len(text) - n :])), 0)

@@ -1,5 +1,6 @@
 """One step: schedule, prepare, forward, sample, commit. Owned by one thread; see worker.py."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,11 +10,14 @@ from replica.attention.batch import AttentionBatch, group_by_prefix
 from replica.cache.kv_pool import KVPool
 from replica.cache.manager import CacheEvents, KVCache
 from replica.cost_model import CostModelFit, StepWork
+from replica.logprobs import add_prompt_logprobs
 from replica.model.registry import Model
 from replica.protocol.records import Load
-from replica.sampler import sample
+from replica.sampler import Sampled, sample
 from replica.scheduler import Scheduler, SchedulerLimits
-from replica.sequence import Batch, Chunk, FinishReason, Sequence
+from replica.sequence import Batch, Chunk, ConstraintError, FinishReason, Sequence, TokenLogprobs
+
+_LOG = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 """Seconds, monotonic."""
@@ -26,6 +30,7 @@ class Output:
     sequence: Sequence
     token: int
     finish_reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Engine:
         chunks = group_by_prefix(batch.chunks)
         work = _work(chunks)
         hidden = self._forward(chunks)
+        add_prompt_logprobs(chunks, hidden, self._model.logits)
         sampled = self._sample(chunks, hidden)
         self._scheduler.commit(batch)
         outputs = tuple(self._append(sequence, token) for sequence, token in sampled)
@@ -102,7 +108,7 @@ class Engine:
         tokens = [token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]
         return self._model.forward(torch.tensor(tokens), AttentionBatch.build(chunks), self._pool)
 
-    def _sample(self, chunks: list[Chunk], hidden: torch.Tensor) -> list[tuple[Sequence, int]]:
+    def _sample(self, chunks: list[Chunk], hidden: torch.Tensor) -> list[tuple[Sequence, Sampled]]:
         """Logits only of the last row of chunks that reach their sequence's end."""
         rows: list[int] = []
         sequences: list[Sequence] = []
@@ -116,12 +122,25 @@ class Engine:
             return []
         return list(zip(sequences, sample(self._model.logits(hidden[rows]), sequences), strict=True))
 
-    def _append(self, sequence: Sequence, token: int) -> Output:
-        sequence.append(token)
-        reason = sequence.finish_reason()
+    def _append(self, sequence: Sequence, sampled: Sampled) -> Output:
+        sequence.append(sampled.token)
+        reason = _advance(sequence) or sequence.finish_reason()
         if reason is not None:
             self._scheduler.finish(sequence)
-        return Output(sequence, token, reason)
+        return Output(sequence, sampled.token, reason, sampled.logprobs)
+
+
+def _advance(sequence: Sequence) -> FinishReason | None:
+    """Tells the constraint what was sampled. One that fails ends its own sequence and no other."""
+    token = sequence.tokens[-1]
+    if sequence.constraint is None or token in sequence.params.stop_token_ids:
+        return None
+    try:
+        sequence.constraint.accept(token)
+    except ConstraintError as error:
+        _LOG.warning("the grammar of request %s failed after %d tokens: %s", sequence.id, sequence.num_output, error)
+        return FinishReason.ERROR
+    return None
 
 
 def _work(chunks: list[Chunk]) -> StepWork:

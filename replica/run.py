@@ -9,6 +9,7 @@ import time
 
 from aiohttp import web
 
+from replica.admission import QueueLimits
 from replica.build import BuiltEngine, build_engine
 from replica.cache.manager import CacheEvents
 from replica.config import ConfigError, ReplicaConfig
@@ -19,7 +20,8 @@ from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
 from replica.protocol.records import Heartbeat, ReplicaState
 from replica.protocol.text import ModelText
 from replica.publisher import Publisher, connect
-from replica.server import Serving, make_app
+from replica.server import make_app
+from replica.serving import Serving
 from replica.trace import TraceLog
 from replica.worker import EngineWorker
 
@@ -119,7 +121,7 @@ def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listene
         traces=traces,
         replica_id=config.id,
         max_context=built.max_context,
-        max_waiting=config.max_waiting,
+        queue=QueueLimits(config.max_waiting, config.max_waiting_tokens),
     )
 
 

@@ -1,33 +1,34 @@
 """What the next step computes. Pure: no clock, no tensors, so that the simulator runs this very code.
 
 Decodes come first, a token each; what is left of the step's budget goes to prefill chunks, so both share a batch. Of
-all that has tokens to prefill, begun or waiting, the one with the fewest left goes first: a question about a context
-that is cached is answered before the next long prompt goes on. Nobody is overtaken for ever: see
-`_MAX_OVERTAKEN_STEPS`. Where pages run out the newest running sequence is preempted: its pages go back and it is
-computed anew later, mostly from the cache.
+all that has tokens to prefill, begun or waiting, the most urgent goes first: see replica/urgency.py, also for the
+bound on everybody's wait. Where pages run out, the least urgent running sequence is preempted: its pages go back and it
+is computed anew later, mostly from the cache. The same happens to a running sequence that keeps one of higher priority
+waiting, for pages or for a place among those running.
 
 Deferral: a waiting sequence whose first uncached block is being computed by a running one stays in the queue until that
-block is in the tree. So of 50 agents that arrive with the same system prompt one prefills it.
+block is in the tree, and lends its place to the one it waits for. So of 50 agents that arrive with the same system
+prompt one prefills it.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import chain
 
+from replica.backlog import Backlog
 from replica.cache.manager import KVCache
+from replica.config import Order
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.sequence import Batch, Chunk, Sequence, SequenceState
+from replica.urgency import Urgency
 
 _WINDOW = 64
-"""Waiting sequences that are compared, oldest first; each costs a match in the tree, about 40 µs for 1,000 tokens."""
+"""Waiting sequences that are compared: of the highest priority, oldest first. Each costs about 1 µs a step."""
 
 _TAIL_SHARE = 16
 """A prompt's last tokens join the chunk before them if they are at most this part of a step's budget: in a step of
 their own the first token would wait for everything else that is in it. A prompt of 1,025 tokens is such a case."""
-
-_MAX_OVERTAKEN_STEPS = 8
-"""A sequence lets others by for as many tokens as this many full steps compute; then it is next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,22 @@ class SchedulerLimits:
     max_step_tokens: int
     """Exceeded by a sixteenth at most, where that finishes a prompt."""
     max_running: int
+    order: Order = Order.SHORTEST
 
 
 class Scheduler:
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
         self._cache = cache
         self._limits = limits
-        self._waiting: deque[Sequence] = deque()
+        self._urgency = Urgency(limits.order, limits.max_step_tokens)
+        self._backlog = Backlog()
+        self._arrivals = 0
+        # Most urgent first, by `Urgency.place`.
+        self._waiting: list[Sequence] = []
+        # In order of admission.
         self._running: list[Sequence] = []
-        # Prompt blocks that running sequences have undertaken to compute, by how many of them.
-        self._claims: dict[int, int] = {}
+        # Prompt blocks that a running sequence has undertaken to compute.
+        self._claims: dict[int, Sequence] = {}
 
     @property
     def waiting(self) -> SequenceOf[Sequence]:
@@ -59,12 +66,16 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.state is SequenceState.WAITING
-        self._waiting.append(sequence)
+        assert sequence.state is SequenceState.WAITING and sequence.arrival == 0
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        self._wait(sequence)
 
     def schedule(self) -> Batch:
         """The chunks of the next step, with pages reserved for them. Empty only where nothing has work."""
+        displaced = self._make_way()
         decodes, preempted = self._decode()
+        preempted = displaced + preempted
         budget = self._limits.max_step_tokens - len(decodes)
         prefills, deferred = self._prefill(budget, may_admit=not preempted)
         assert decodes or prefills or not self.has_work
@@ -82,38 +93,73 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Also aborts, in any state; a no-op for a sequence that is finished."""
-        if sequence.state is SequenceState.FINISHED:
-            return
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
-        else:
+        elif sequence.state is SequenceState.WAITING and sequence.arrival > 0:
             self._waiting.remove(sequence)
         self._drop_claims(sequence)
+        self._backlog.drop(sequence)
         self._cache.release(sequence)
         sequence.state = SequenceState.FINISHED
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Takes a running sequence's pages; it goes on later. Its tokens stay, so nothing that was streamed is lost or
+        said twice. Not between `schedule` and `commit`."""
+        assert sequence.state is SequenceState.RUNNING
+        self._running.remove(sequence)
+        self._drop_claims(sequence)
+        self._cache.release(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.num_preemptions += 1
+        self._wait(sequence)
+
     def pending_tokens(self) -> int:
         """Prompt tokens still to be computed for all sequences, a block that several wait for counted once."""
-        blocks: set[int] = set()
-        tails = 0
-        for sequence in (*self._running, *self._waiting):
+        for sequence in chain(self._running, self._waiting):
             if sequence.is_decoding:
-                continue
-            start = sequence.num_computed or self._cache.match(sequence)
-            blocks.update(sequence.hashes[start // BLOCK_SIZE :])
-            tails += len(sequence.tokens) - max(start, len(sequence.hashes) * BLOCK_SIZE)
-        return len(blocks) * BLOCK_SIZE + tails
+                self._backlog.drop(sequence)
+            else:
+                self._backlog.update(sequence, sequence.num_computed or self._cache.match(sequence))
+        return self._backlog.num_tokens
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=self._urgency.place)
+
+    def _make_way(self) -> list[Sequence]:
+        """Admits the most urgent waiting sequence in the place of running ones of lower priority, and returns them."""
+        if not self._waiting:
+            return []
+        urgent = self._waiting[0]
+        victims = [
+            running
+            for running in self._running
+            if running.priority > urgent.priority and not self._urgency.is_due(running)
+        ]
+        if not victims or self._leader(urgent, self._cache.match(urgent)) is not None:
+            return []
+        # At most what could come free: no place is taken where it can't be enough.
+        pages = self._cache.num_free + self._cache.num_evictable + sum(len(victim.pages) for victim in victims)
+        if pages * BLOCK_SIZE < len(urgent.tokens) - self._cache.match(urgent):
+            return []
+        victims.sort(key=self._urgency.place)
+        preempted: list[Sequence] = []
+        while not self._admit(urgent) and victims:
+            preempted.append(victims.pop())
+            self.preempt(preempted[-1])
+        return preempted
 
     def _decode(self) -> tuple[list[Chunk], list[Sequence]]:
         """A token of each running sequence that lacks no more than that, and who was preempted for their pages."""
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
-        for sequence in [running for running in self._running if running.num_uncomputed == 1]:
+        place = self._urgency.place
+        # The most urgent first, so that whoever is preempted has no chunk in this step yet.
+        for sequence in sorted((running for running in self._running if running.num_uncomputed == 1), key=place):
             if len(chunks) == self._limits.max_step_tokens or sequence.state is not SequenceState.RUNNING:
                 break
             while not self._cache.reserve(sequence, len(sequence.tokens)):
-                victim = self._running[-1]
-                self._preempt(victim)
+                victim = max(self._running, key=place)
+                self.preempt(victim)
                 preempted.append(victim)
                 if victim is sequence:
                     return chunks, preempted
@@ -122,47 +168,49 @@ class Scheduler:
 
     def _prefill(self, budget: int, may_admit: bool) -> tuple[list[Chunk], int]:
         """Chunks of prompts, in order of urgency, and how many sequences are deferred."""
-        chunks: list[Chunk] = []
+        chunks: dict[Sequence, Chunk] = {}
         deferred = 0
         for matched, sequence in self._in_order_of_prefill():
             if budget <= 0:
                 break
             if sequence.state is SequenceState.WAITING:
-                may_admit = may_admit and len(self._running) < self._limits.max_running
                 if not may_admit:
                     continue
-                if self._is_deferred(sequence, matched):
+                leader = self._leader(sequence, matched)
+                if leader is not None:
                     deferred += 1
+                    sequence = leader
+                elif not self._admit(sequence):
+                    # Nobody less urgent takes the pages or the place that it waits for.
+                    may_admit = False
                     continue
-                may_admit = self._admit(sequence)
-                if not may_admit:
-                    continue
-            count = self._chunk_tokens(sequence, budget)
-            chunks.append(Chunk(sequence, sequence.num_computed, count))
-            budget -= count
-        return chunks, deferred
+            if sequence not in chunks:
+                count = self._chunk_tokens(sequence, budget)
+                chunks[sequence] = Chunk(sequence, sequence.num_computed, count)
+                budget -= count
+        return list(chunks.values()), deferred
 
     def _in_order_of_prefill(self) -> list[tuple[int, Sequence]]:
-        """Prompts under way and the oldest waiting sequences, each with its tokens computed or in the cache."""
+        """Prompts under way and the most urgent waiting sequences, each with its tokens computed or in the cache."""
         prompts = [(running.num_computed, running) for running in self._running if running.num_uncomputed > 1]
-        prompts += [(self._cache.match(sequence), sequence) for sequence in islice(self._waiting, _WINDOW)]
-        patience = _MAX_OVERTAKEN_STEPS * self._limits.max_step_tokens
+        prompts += [(self._cache.match(sequence), sequence) for sequence in self._waiting[:_WINDOW]]
+        rank = self._urgency.rank
+        return sorted(prompts, key=lambda entry: rank(entry[1], entry[0]))
 
-        def rank(entry: tuple[int, Sequence]) -> int:
-            done, sequence = entry
-            return 0 if sequence.overtaken_tokens >= patience else len(sequence.tokens) - done
-
-        return sorted(prompts, key=rank)
-
-    def _is_deferred(self, sequence: Sequence, matched: int) -> bool:
-        """Asked anew for each: what was admitted before it may have undertaken to compute its prefix."""
+    def _leader(self, sequence: Sequence, matched: int) -> Sequence | None:
+        """Who is computing the block that a waiting sequence needs next. Asked anew for each: what was admitted before
+        it may have undertaken to compute its prefix."""
         block = matched // BLOCK_SIZE
         # The last token is never taken from the cache, so a block that holds it is nothing to wait for.
         usable = min(len(sequence.hashes), (len(sequence.tokens) - 1) // BLOCK_SIZE)
-        return block < usable and sequence.hashes[block] in self._claims
+        if block >= usable or sequence.wants_prompt_logprobs:
+            return None
+        return self._claims.get(sequence.hashes[block])
 
     def _admit(self, sequence: Sequence) -> bool:
-        """False, and nothing changed, where there are no pages for it."""
+        """False, and nothing changed, where there is no place or no pages for it."""
+        if len(self._running) >= self._limits.max_running:
+            return False
         cached = self._cache.admit(sequence)
         # Room for the whole prompt, though only a chunk is computed now: half a prompt is of use to nobody.
         if not self._cache.reserve(sequence, len(sequence.tokens)):
@@ -170,19 +218,14 @@ class Scheduler:
             return False
         if sequence.num_preemptions == 0:
             sequence.num_cached = cached
-        self._count_overtaking(sequence)
+        prefilling = [running for running in self._running if running.num_uncomputed > 1]
+        if self._urgency.charge(sequence, chain(prefilling, self._waiting)):
+            self._waiting.sort(key=self._urgency.place)
         self._waiting.remove(sequence)
         sequence.state = SequenceState.RUNNING
         self._running.append(sequence)
         self._claim(sequence)
         return True
-
-    def _count_overtaking(self, sequence: Sequence) -> None:
-        """Against all older ones that still have tokens to prefill."""
-        older = [running for running in self._running if running.num_uncomputed > 1]
-        older += takewhile(lambda waiting: waiting is not sequence, self._waiting)
-        for overtaken in older:
-            overtaken.overtaken_tokens += sequence.num_uncomputed
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
         """May exceed the budget by a tail; then nothing more joins the step."""
@@ -190,23 +233,13 @@ class Scheduler:
         tail = uncomputed - budget
         return uncomputed if tail <= self._limits.max_step_tokens // _TAIL_SHARE else budget
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Frees its pages; the tokens stay, so nothing that was streamed is lost or said twice."""
-        self._running.remove(sequence)
-        self._drop_claims(sequence)
-        self._cache.release(sequence)
-        sequence.state = SequenceState.WAITING
-        sequence.num_preemptions += 1
-        self._waiting.appendleft(sequence)
-
     def _claim(self, sequence: Sequence) -> None:
         sequence.claimed = sequence.hashes[sequence.num_computed // BLOCK_SIZE :]
         for block in sequence.claimed:
-            self._claims[block] = self._claims.get(block, 0) + 1
+            self._claims.setdefault(block, sequence)
 
     def _drop_claims(self, sequence: Sequence) -> None:
         for block in sequence.claimed:
-            self._claims[block] -= 1
-            if self._claims[block] == 0:
+            if self._claims.get(block) is sequence:
                 del self._claims[block]
         sequence.claimed = []

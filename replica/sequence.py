@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from replica.protocol.hashing import BLOCK_SIZE, block_hashes, pack_tokens
 
@@ -21,6 +21,39 @@ class SequenceState(StrEnum):
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    ERROR = "error"
+    """The constraint gave up half-way: what was generated is no whole answer."""
+
+
+class ConstraintError(Exception):
+    """A constraint can't go on, for one sequence; the message says why."""
+
+
+class TokenConstraint(Protocol):
+    """Which tokens may come next: the state of a grammar, of one sequence. Used from the engine's thread."""
+
+    def bitmask(self) -> bytes:
+        """Bit t % 8 of byte t // 8 is set where token t may come next; at the end those are the model's stop tokens.
+        At least one is set."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """`token` was sampled, and is no stop token. Raises ConstraintError."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing may follow but the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's own probabilities: before temperature, penalties and constraints."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """Token ids and logprobs of the likeliest, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +61,37 @@ class SamplingParams:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Both count tokens of the answer alone, as OpenAI defines them."""
+    repetition_penalty: float = 1.0
+    """Counts tokens of prompt and answer (Keskar et al. 2019)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each sampled one; None: no logprobs at all."""
 
     def __post_init__(self) -> None:
         assert self.max_tokens >= 1
         assert self.temperature >= 0
         assert 0 < self.top_p <= 1
+        assert 0 <= self.min_p <= 1
+        assert self.top_k >= 0
+        assert self.repetition_penalty > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Before temperature: most requests don't."""
+        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalties
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +106,13 @@ class Sequence:
     prompt: list[int]
     params: SamplingParams
     namespace: int
+    priority: int = 0
+    """Lower goes first."""
+    constraint: TokenConstraint | None = None
+    wants_prompt_logprobs: bool = False
+    """Until they are all there nothing is taken from the cache, which holds no logits."""
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """One for each prompt token by the time of the first output; None for the first, which follows nothing."""
     tokens: list[int] = field(default_factory=list)
     packed: bytearray = field(default_factory=bytearray)
     hashes: list[int] = field(default_factory=list)
@@ -61,11 +124,15 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     num_tree_pages: int = 0
     node: "Node | None" = None
+    match_hint: "Node | None" = None
+    """Where the cache last found the longest prefix held to end; it looks on from there."""
     claimed: list[int] = field(default_factory=list)
     """Hashes of prompt blocks that this sequence has undertaken to compute; see Scheduler."""
     num_preemptions: int = 0
+    arrival: int = 0
+    """The how manieth the scheduler was given, from 1; 0: none yet."""
     overtaken_tokens: int = 0
-    """Tokens of younger sequences that were admitted while this one still had tokens to prefill."""
+    """Of those that came later and yet were admitted before this one was prefilled; see replica/urgency.py."""
 
     def __post_init__(self) -> None:
         assert self.prompt, "a prompt has at least one token"
@@ -85,6 +152,10 @@ class Sequence:
     def is_decoding(self) -> bool:
         return self.num_output > 0 and self.num_uncomputed == 1
 
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        return self.wants_prompt_logprobs and len(self.prompt_logprobs) < len(self.prompt)
+
     def block(self, index: int) -> bytes:
         """Packed tokens of a whole block: the exact key of the tree."""
         return bytes(self.packed[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
@@ -96,6 +167,8 @@ class Sequence:
     def finish_reason(self) -> FinishReason | None:
         """After a sampled token was appended."""
         if self.tokens[-1] in self.params.stop_token_ids:
+            return FinishReason.STOP
+        if self.constraint is not None and self.constraint.is_finished:
             return FinishReason.STOP
         if self.num_output >= self.params.max_tokens:
             return FinishReason.LENGTH

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -44,6 +45,44 @@ def write_tiny_model(folder: Path, seed: int = 0) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
     _tokenizer().save(str(folder / "tokenizer.json"))
     save_file(_weights(seed), folder / "model.safetensors")
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+"""Fields that the configs of transformers share."""
+
+
+def write_transformers_model(folder: Path, config: Any, seed: int = 0) -> Any:
+    """A model of any transformers config, saved by transformers itself; returned as it is, the truth to compare with.
+
+    The weights are larger than transformers' own random ones, whose attention is next to uniform and would hide what
+    it is given to attend to."""
+    from transformers import AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(seed)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(noise * 0.2)
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    return model
 
 
 def _tokenizer() -> Tokenizer:

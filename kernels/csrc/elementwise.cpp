@@ -1,4 +1,5 @@
 // The row-wise kernels: RMSNorm, its fusion with the residual add, and SwiGLU's silu(gate) * up.
+#include "silu.h"
 #include "vec.h"
 
 namespace {
@@ -25,11 +26,6 @@ void norm_row(const float* x, float* residual, const float* weight, float* y, in
     for (i = 0; i < c; i++) y[i] = from[i] * scale * weight[i];
 }
 
-INLINE f32x16 silu(f32x16 x) {
-    const f32x16 t = x * splat(-1.44269504088896341f), top = splat(126.0f);
-    return x / (splat(1.0f) + exp2(t > top ? top : t));
-}
-
 }  // namespace
 
 extern "C" void rms_norm(const float* x, float* residual, const float* weight, float* y, int64_t t, int64_t c,
@@ -41,10 +37,5 @@ extern "C" void rms_norm(const float* x, float* residual, const float* weight, f
 
 extern "C" void silu_mul(const float* gate_up, float* y, int64_t t, int64_t f, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && t * f >= PARALLEL_FROM)
-    for (int64_t row = 0; row < t; row++) {
-        const float *gate = gate_up + row * 2 * f, *up = gate + f;
-        int64_t i = 0;
-        for (; i + LANES <= f; i += LANES) store(y + row * f + i, silu(load(gate + i)) * load(up + i));
-        if (i < f) store_part(y + row * f + i, silu(load_part(gate + i, f - i)) * load_part(up + i, f - i), f - i);
-    }
+    for (int64_t row = 0; row < t; row++) silu_mul_row(gate_up + row * 2 * f, y + row * f, f);
 }

@@ -7,15 +7,12 @@
 //
 // A row's own arithmetic is the same however rows are grouped: scores by page, softmax by SPAN pages counted from the
 // sequence's start, values by page in ascending order. So its bits depend on neither batch, tiling nor chunking.
-#include "vec.h"
+#include "paged_attention.h"
 
-#include <algorithm>
-#include <limits>
 #include <vector>
 
 namespace {
 
-constexpr int PAGE = LANES;     // tokens a page: one vector of scores
 constexpr int SPAN = 4;         // pages a softmax step: rows x SPAN x 16 scores stay in L1
 constexpr int MAX_TOKENS = 16;  // of a tile
 constexpr int MAX_ROWS = 48;    // of a tile, unless a single token has more heads
@@ -24,11 +21,9 @@ struct Attention {
     const float* q;
     const float* k_cache;
     const float* v_cache;
-    const int32_t* page_table;
-    const int32_t* row_seq;
-    const int32_t* row_len;
+    Rows rows;
     float* out;
-    int64_t tokens, max_pages, kv_heads, group, d;
+    int64_t kv_heads, group, d;
     float scale_log2e;
 };
 
@@ -49,13 +44,14 @@ void score_page(const float* q, int64_t stride, const float* k, int64_t d, float
     for (int r = 0; r < R; r++) store(scores + r * SPAN * PAGE, sums[r]);
 }
 
-// out[r][16 V] += p[r][:count] V, for R rows.
+// out[r][16 V] += p[r][from:to] V, for R rows.
 template <int R, int V>
-void weigh_columns(const float* p, const float* v, int64_t d, int count, float* out, const float* ahead) {
+void weigh_columns(const float* p, const float* v, int64_t d, int from, int to, float* out, const float* ahead) {
     f32x16 sums[R][V];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < V; c++) sums[r][c] = load(out + r * d + c * LANES);
-    for (int j = 0; j < count; j++, v += d, ahead += d) {
+    v += from * d, ahead += from * d;
+    for (int j = from; j < to; j++, v += d, ahead += d) {
         f32x16 values[V];
         for (int c = 0; c < V; c++) {
             values[c] = load(v + c * LANES);
@@ -73,17 +69,17 @@ void weigh_columns(const float* p, const float* v, int64_t d, int count, float* 
 }
 
 template <int R>
-void weigh_page(const float* p, const float* v, int64_t d, int count, float* out, const float* ahead) {
+void weigh_page(const float* p, const float* v, int64_t d, int from, int to, float* out, const float* ahead) {
     int64_t column = 0;
     for (; column + 4 * LANES <= d; column += 4 * LANES)
-        weigh_columns<R, 4>(p, v + column, d, count, out + column, ahead + column);
+        weigh_columns<R, 4>(p, v + column, d, from, to, out + column, ahead + column);
     for (; column < d; column += LANES)
-        weigh_columns<R, 1>(p, v + column, d, count, out + column, ahead + column);
+        weigh_columns<R, 1>(p, v + column, d, from, to, out + column, ahead + column);
 }
 
 constexpr int SCORE_ROWS = 8, WEIGH_ROWS = 6;  // accumulators: 8 and 6 x 4, of 32 registers
 using ScorePage = void (*)(const float*, int64_t, const float*, int64_t, float*, const float*);
-using WeighPage = void (*)(const float*, const float*, int64_t, int, float*, const float*);
+using WeighPage = void (*)(const float*, const float*, int64_t, int, int, float*, const float*);
 constexpr ScorePage SCORE_PAGE[SCORE_ROWS + 1] = {nullptr,       score_page<1>, score_page<2>,
                                                   score_page<3>, score_page<4>, score_page<5>,
                                                   score_page<6>, score_page<7>, score_page<8>};
@@ -103,13 +99,14 @@ public:
         std::fill(out.begin(), out.end(), 0.0f);
         std::fill(sums.begin(), sums.end(), 0.0f);
         std::fill(maxima.begin(), maxima.end(), -std::numeric_limits<float>::infinity());
-        int longest = 0;
-        for (int t = 0; t < tokens; t++) longest = std::max(longest, length(t));
+        int shortest = std::numeric_limits<int>::max(), longest = 0;
+        for (int t = 0; t < tokens; t++)
+            shortest = std::min(shortest, begin(t)), longest = std::max(longest, length(t));
         const int pages = (longest + PAGE - 1) / PAGE;
-        for (int start = 0; start < pages; start += SPAN) {
+        for (int start = shortest / (SPAN * PAGE) * SPAN; start < pages; start += SPAN) {
             const int end = std::min(start + SPAN, pages);
             for (int page = start; page < end; page++) score(page, page - start);
-            for (int64_t row = 0; row < rows; row++) softmax_step(row, length(int(row / a.group)) - start * PAGE);
+            for (int64_t row = 0; row < rows; row++) softmax_step(row, start * PAGE);
             for (int page = start; page < end; page++) weigh(page, page - start);
         }
         store_outputs();
@@ -121,12 +118,11 @@ private:
     int64_t head = 0, first = 0, rows = 0;
     int tokens = 0;
 
-    int length(int t) const { return a.row_len[first + t]; }
+    int length(int64_t t) const { return a.rows.length(first + t); }
 
-    // -1 where token t sees nothing of the page.
-    int64_t page_id(int t, int page) const {
-        return page * PAGE < length(t) ? a.page_table[a.row_seq[first + t] * a.max_pages + page] : -1;
-    }
+    int begin(int64_t t) const { return a.rows.begin(first + t); }
+
+    int64_t page_id(int t, int page) const { return a.rows.page_id(first + t, page); }
 
     int64_t page_offset(int64_t id) const { return (id * a.kv_heads + head) * a.d * PAGE; }
 
@@ -144,20 +140,21 @@ private:
         }
     }
 
-    // Calls f(page id, first token, end token, tokens of the page in use) for each run of tokens with the same page.
+    // Calls f(page id, first row's token, end, first token of the page in use, end) for each run with the same page.
     template <class F>
     void for_each_run(int page, F f) {
         for (int t = 0; t < tokens;) {
             const int64_t id = page_id(t, page);
-            int longest = length(t), end = t + 1;
-            for (; end < tokens && page_id(end, page) == id; end++) longest = std::max(longest, length(end));
-            if (id >= 0) f(id, t, end, std::min(longest - page * PAGE, PAGE));
+            int shortest = begin(t), longest = length(t), end = t + 1;
+            for (; end < tokens && page_id(end, page) == id; end++)
+                shortest = std::min(shortest, begin(end)), longest = std::max(longest, length(end));
+            if (id >= 0) f(id, t, end, std::max(shortest - page * PAGE, 0), std::min(longest - page * PAGE, PAGE));
             t = end;
         }
     }
 
     void score(int page, int column) {
-        for_each_run(page, [&](int64_t id, int t, int end, int) {
+        for_each_run(page, [&](int64_t id, int t, int end, int, int) {
             const float *k = a.k_cache + page_offset(id), *ahead = a.v_cache + page_offset(id);
             for (int64_t row = t * a.group, step; row < end * a.group; row += step) {
                 step = std::min<int64_t>(end * a.group - row, SCORE_ROWS);
@@ -167,26 +164,29 @@ private:
     }
 
     void weigh(int page, int column) {
-        for_each_run(page, [&](int64_t id, int t, int end, int used) {
+        for_each_run(page, [&](int64_t id, int t, int end, int from, int to) {
             const int64_t next = page_id(t, page + SPAN);
             const float *v = a.v_cache + page_offset(id), *ahead = a.k_cache + page_offset(next < 0 ? id : next);
             for (int64_t row = t * a.group, step; row < end * a.group; row += step) {
                 step = std::min<int64_t>(end * a.group - row, WEIGH_ROWS);
-                WEIGH_PAGE[step](row_scores(row, column), v, a.d, used, &out[size_t(row * a.d)], ahead);
+                WEIGH_PAGE[step](row_scores(row, column), v, a.d, from, to, &out[size_t(row * a.d)], ahead);
             }
         });
     }
 
     // Online softmax: a span's scores of a row become weights, and what came before is rescaled to the new maximum.
-    // `left` is the number of tokens from the span's start to the row's end.
-    void softmax_step(int64_t row, int left) {
-        if (left <= 0) return;
-        const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const int pages = std::min((left + PAGE - 1) / PAGE, SPAN), last = pages - 1;
-        const i32x16 seen = lane < splat(int32_t(left - last * PAGE));
+    // `start` is the span's first token.
+    void softmax_step(int64_t row, int start) {
+        const int from = std::max(begin(row / a.group) - start, 0);
+        const int to = std::min(length(row / a.group) - start, SPAN * PAGE);
+        if (from >= to) return;
+        const int first_page = from / PAGE, last = (to - 1) / PAGE;
         float* s = row_scores(row, 0);
-        f32x16 top = seen ? load(s + last * PAGE) : splat(-std::numeric_limits<float>::infinity());
-        for (int page = 0; page < last; page++) top = max(load(s + page * PAGE), top);
+        f32x16 top = splat(-std::numeric_limits<float>::infinity());
+        for (int page = first_page; page <= last; page++) {
+            const f32x16 seen = lanes_between(page, from, to) ? load(s + page * PAGE) : top;
+            top = max(seen, top);
+        }
         const float before = maxima[size_t(row)], now = std::max(before, reduce_max(top));
         f32x16 sum = load(&sums[size_t(row * LANES)]);
         if (now != before) {
@@ -196,10 +196,10 @@ private:
             for (int64_t i = 0; i < a.d; i += LANES) store(o + i, load(o + i) * shrink);
             maxima[size_t(row)] = now;
         }
-        for (int page = 0; page < pages; page++) {
+        for (int page = first_page; page <= last; page++) {
             f32x16 p = exp2(load(s + page * PAGE) - splat(now));
             // Exactly 0 for a token that isn't seen: other rows of the run multiply by its V, and so does this one.
-            if (page == last) p = seen ? p : f32x16{};
+            p = lanes_between(page, from, to) ? p : f32x16{};
             sum = sum + p;
             store(s + page * PAGE, p);
         }
@@ -216,29 +216,16 @@ private:
     }
 };
 
-bool in_range(const Attention& a, int64_t sequences, int64_t pages) {
-    for (int64_t t = 0; t < a.tokens; t++) {
-        if (a.row_seq[t] < 0 || a.row_seq[t] >= sequences) return false;
-        if (a.row_len[t] < 0 || a.row_len[t] > a.max_pages * PAGE) return false;
-        // A chunk's rows share their pages: checking them with the longest row alone keeps this linear.
-        if (t + 1 < a.tokens && a.row_seq[t + 1] == a.row_seq[t] && a.row_len[t + 1] >= a.row_len[t]) continue;
-        const int32_t* ids = a.page_table + a.row_seq[t] * a.max_pages;
-        for (int64_t page = 0; page * PAGE < a.row_len[t]; page++)
-            if (ids[page] < 0 || ids[page] >= pages) return false;
-    }
-    return true;
-}
-
 }  // namespace
 
 // 0, or 1 if a sequence, length or page id is out of range; nothing is written then.
 extern "C" int paged_attention(const float* q, const float* k_cache, const float* v_cache, const int32_t* page_table,
                                const int32_t* row_seq, const int32_t* row_len, float* out, int64_t tokens,
                                int64_t sequences, int64_t max_pages, int64_t pages, int64_t kv_heads, int64_t group,
-                               int64_t d, float scale, int threads) {
-    const Attention a{q,      k_cache,   v_cache,  page_table, row_seq, row_len, out,
-                      tokens, max_pages, kv_heads, group,      d,       scale * 1.44269504088896341f};
-    if (!in_range(a, sequences, pages)) return 1;
+                               int64_t d, int64_t window, float scale, int threads) {
+    const Rows rows{page_table, row_seq, row_len, tokens, sequences, max_pages, pages, window};
+    const Attention a{q, k_cache, v_cache, rows, out, kv_heads, group, d, scale * 1.44269504088896341f};
+    if (!rows.in_range()) return 1;
     const int64_t step = std::clamp<int64_t>(MAX_ROWS / group, 1, MAX_TOKENS), tiles = (tokens + step - 1) / step;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from replica.protocol.hashing import BLOCK_SIZE
@@ -23,24 +24,23 @@ class AttentionBatch:
 
     @classmethod
     def build(cls, chunks: SequenceOf[Chunk]) -> "AttentionBatch":
-        positions: list[int] = []
-        slots: list[int] = []
-        row_seq: list[int] = []
-        for index, chunk in enumerate(chunks):
-            pages = chunk.sequence.pages
-            for position in range(chunk.start, chunk.end):
-                positions.append(position)
-                slots.append(pages[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
-                row_seq.append(index)
-        width = max(-(-chunk.end // BLOCK_SIZE) for chunk in chunks)
-        table = [(chunk.sequence.pages[:width] + [0] * width)[:width] for chunk in chunks]
-        position_rows = torch.tensor(positions, dtype=torch.int32)
+        counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
+        starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
+        widths = [-(-chunk.end // BLOCK_SIZE) for chunk in chunks]
+        page_table = np.zeros((len(chunks), max(widths)), dtype=np.int32)
+        for row, (chunk, width) in enumerate(zip(chunks, widths, strict=True)):
+            page_table[row, :width] = chunk.sequence.pages[:width]
+        row_seq = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)
+        # Counts from a chunk's start anew in each chunk: rows, less the rows before the chunk.
+        before = np.cumsum(counts, dtype=np.int32) - counts
+        positions = np.arange(len(row_seq), dtype=np.int32) + np.repeat(starts - before, counts)
+        slots = page_table[row_seq, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         return cls(
-            positions=position_rows,
-            slots=torch.tensor(slots, dtype=torch.int32),
-            row_seq=torch.tensor(row_seq, dtype=torch.int32),
-            row_len=position_rows + 1,
-            page_table=torch.tensor(table, dtype=torch.int32),
+            positions=torch.from_numpy(positions),
+            slots=torch.from_numpy(slots),
+            row_seq=torch.from_numpy(row_seq),
+            row_len=torch.from_numpy(positions + 1),
+            page_table=torch.from_numpy(page_table),
         )
 
 

@@ -77,11 +77,12 @@ class CacheManager:
         return self._tree.num_evictable
 
     def match(self, sequence: Sequence) -> int:
-        return self._deepest(sequence).depth * BLOCK_SIZE
+        node = self._deepest(sequence)
+        return 0 if node is None else node.depth * BLOCK_SIZE
 
     def admit(self, sequence: Sequence) -> int:
         assert sequence.node is None and not sequence.pages
-        node = self._deepest(sequence)
+        node = self._deepest(sequence) or self._tree.root(sequence.namespace)
         self._tree.lock(node)
         pages: list[int] = []
         step = node
@@ -128,6 +129,7 @@ class CacheManager:
         sequence.num_tree_pages = index + 1
 
     def release(self, sequence: Sequence) -> None:
+        sequence.match_hint = None
         if sequence.node is None:
             return
         # The tail first, so that it is handed out again last.
@@ -158,7 +160,6 @@ class CacheManager:
         assert all(pool.owner(page) is Owner.SEQUENCE for page in own)
         assert pool.num_tree == len(nodes) == tree.num_pages, f"{pool} but {len(nodes)} nodes"
         assert pool.num_sequence == len(own), f"{pool} but sequences hold {len(own)}"
-        assert tree.num_evictable == sum(node.locks == 0 for node in nodes)
         users: dict[int, int] = {}
         for sequence in live:
             step = sequence.node
@@ -167,16 +168,17 @@ class CacheManager:
                 assert sequence.pages[index] == step.page, "a sequence's page differs from the tree's"
                 users[id(step)] = users.get(id(step), 0) + 1
                 step = step.parent
-        assert all(node.locks == users.get(id(node), 0) for node in nodes), "locks differ from live users"
+            if step is not None:
+                assert step.hash == sequence.namespace and step.parent is None, "a sequence's path has another length"
+                users[id(step)] = users.get(id(step), 0) + 1
+        assert all(node.locks == users.get(id(node), 0) for node in (*nodes, *tree.roots)), "locks differ from users"
+        tree.check_integrity()
 
-    def _deepest(self, sequence: Sequence) -> Node:
-        """At most all tokens but one: the last must be computed to get logits."""
-        node = self._tree.root(sequence.namespace)
-        for index in range((len(sequence.tokens) - 1) // BLOCK_SIZE):
-            child = self._tree.child(node, sequence.block(index))
-            if child is None:
-                break
-            node = child
+    def _deepest(self, sequence: Sequence) -> Node | None:
+        """At most all tokens but one: the last must be computed to get logits; none where all of them must."""
+        num_blocks = 0 if sequence.lacks_prompt_logprobs else (len(sequence.tokens) - 1) // BLOCK_SIZE
+        node = self._tree.deepest(sequence.namespace, sequence.packed, num_blocks, sequence.match_hint)
+        sequence.match_hint = node
         return node
 
     def _evict_one(self) -> None:

@@ -1,7 +1,8 @@
 """The prefix tree: which pages hold the KV of which token prefixes.
 
 One page is one edge, so nodes are never split, and a child is found by the exact tokens of its page (packed as bytes),
-so a hash collision can't hand out wrong KV. Each namespace (tenant salt, adapter) has a root of its own.
+so a hash collision can't hand out wrong KV. Each namespace (tenant salt, adapter) has a root of its own, which goes
+with its last node and last user: a tenant that is seen once leaves nothing behind.
 
 A node's `locks` counts the live sequences whose path runs through it; a node without locks has no locked descendants
 and may be evicted once it is a leaf. Leaves go least recently used first, from a heap whose stale entries are skipped.
@@ -11,16 +12,20 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from replica.protocol.hashing import child_hash
+from replica.protocol.hashing import BLOCK_SIZE, child_hash
+
+_BLOCK_BYTES = 4 * BLOCK_SIZE
 
 
 @dataclass(eq=False, slots=True)
 class Node:
     parent: "Node | None"
+    """Kept when the node leaves the tree: see `RadixTree.deepest`."""
     key: bytes
     page: int
     hash: int
     depth: int
+    in_tree: bool = True
     locks: int = 0
     last_used: int = 0
     children: dict[bytes, "Node"] = field(default_factory=dict)
@@ -46,7 +51,12 @@ class RadixTree:
         """Pages that eviction could free, leaf by leaf."""
         return self._num_unlocked
 
+    @property
+    def roots(self) -> list[Node]:
+        return list(self._roots.values())
+
     def root(self, namespace: int) -> Node:
+        """The caller locks it or inserts below it, or it would stay for ever."""
         if namespace not in self._roots:
             self._roots[namespace] = Node(parent=None, key=b"", page=-1, hash=namespace, depth=0)
         return self._roots[namespace]
@@ -54,9 +64,37 @@ class RadixTree:
     def child(self, node: Node, key: bytes) -> Node | None:
         return node.children.get(key)
 
+    def deepest(self, namespace: int, packed: bytearray, num_blocks: int, hint: Node | None) -> Node | None:
+        """Where the longest prefix held of `packed` tokens ends, looking at `num_blocks` blocks at most.
+
+        `hint` is an earlier answer for these tokens. The path to it is theirs whatever has happened to the tree since,
+        and what is in the tree has all its ancestors there too. So going up while the tree has lost nodes, and then
+        down while it has gained some, gives what a walk from the root would, mostly after a single look.
+        """
+        node = hint
+        while node is not None and (not node.in_tree or node.depth > num_blocks):
+            node = node.parent
+        if node is None:
+            node = self._roots.get(namespace)
+            if node is None:
+                return None
+        start = node.depth * _BLOCK_BYTES
+        end = num_blocks * _BLOCK_BYTES
+        if start == end or (child := node.children.get(bytes(packed[start : start + _BLOCK_BYTES]))) is None:
+            return node
+        # Slices of bytes are half as dear as those of a bytearray, but the copy isn't worth it for a single look.
+        tokens = bytes(packed)
+        while child is not None:
+            node = child
+            start += _BLOCK_BYTES
+            if start == end:
+                break
+            child = node.children.get(tokens[start : start + _BLOCK_BYTES])
+        return node
+
     def insert(self, parent: Node, key: bytes, page: int) -> Node:
         """Adds a page below `parent`, unlocked. The caller has looked and found no such child."""
-        assert key not in parent.children
+        assert parent.in_tree and key not in parent.children
         node = Node(parent, key, page, child_hash(parent.hash, key), parent.depth + 1)
         parent.children[key] = node
         self._num_nodes += 1
@@ -68,9 +106,12 @@ class RadixTree:
     def lock(self, node: Node) -> None:
         """For a sequence whose path, so far unlocked, ends here."""
         self._tick += 1
-        for step in _path(node):
+        step = node
+        while step.parent is not None:
             self._lock_one(step)
             step.last_used = self._tick
+            step = step.parent
+        step.locks += 1
 
     def lock_child(self, child: Node) -> None:
         """Extends a sequence's locked path by one node, which is a child of its end."""
@@ -79,13 +120,18 @@ class RadixTree:
 
     def unlock(self, node: Node) -> None:
         self._tick += 1
-        for step in _path(node):
+        step = node
+        while step.parent is not None:
             step.locks -= 1
             step.last_used = self._tick
             assert step.locks >= 0
             if step.locks == 0:
                 self._num_unlocked += 1
                 self._offer(step)
+            step = step.parent
+        step.locks -= 1
+        assert step.locks >= 0
+        self._drop_if_unused(step)
 
     def evict(self) -> Node | None:
         """Removes the least recently used unlocked leaf and returns it, or None where all is locked."""
@@ -104,6 +150,25 @@ class RadixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where links, counts or the heap don't fit what is there."""
+        nodes = list(self.nodes())
+        findable = {id(entry[3]) for entry in self._heap if entry[0] == entry[3].last_used}
+        unlocked = 0
+        for node in nodes:
+            if node.children:
+                _check_children(node)
+            elif node.locks == 0:
+                assert id(node) in findable, "a leaf that eviction would never find"
+            unlocked += node.locks == 0
+            assert node.in_tree
+        assert len(nodes) == self._num_nodes
+        assert unlocked == self._num_unlocked
+        for namespace, root in self._roots.items():
+            assert root.in_tree and root.hash == namespace and root.parent is None
+            assert root.children or root.locks, "a root without nodes and without users"
+            _check_children(root)
 
     def _lock_one(self, node: Node) -> None:
         if node.locks == 0:
@@ -133,20 +198,27 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
-        node.parent = None
+        node.in_tree = False
         self._num_nodes -= 1
         self._num_unlocked -= 1
         if parent.parent is not None:
             self._offer(parent)
+        else:
+            self._drop_if_unused(parent)
+
+    def _drop_if_unused(self, root: Node) -> None:
+        if not root.children and root.locks == 0:
+            del self._roots[root.hash]
+            root.in_tree = False
 
 
-def _path(node: Node) -> Iterator[Node]:
-    """From a node up to, and without, its root."""
-    step = node
-    while step.parent is not None:
-        yield step
-        step = step.parent
+def _check_children(node: Node) -> None:
+    locks = 0
+    for key, child in node.children.items():
+        assert child.parent is node and child.key == key and child.depth == node.depth + 1
+        locks += child.locks
+    assert node.locks >= locks, "a user of a node is no user of its parent"
 
 
 def _evictable(node: Node) -> bool:
-    return node.locks == 0 and not node.children and node.parent is not None
+    return node.locks == 0 and not node.children and node.in_tree

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from replica.model.gguf_config import config_of
 from replica.protocol.text import ModelFolderError
 
 _SPECIAL_TOKEN = 3
@@ -43,38 +44,19 @@ def convert(source: Path, folder: Path) -> None:
     if fields.get("general.architecture") != "llama" or fields.get("tokenizer.ggml.model") != "gpt2":
         raise ModelFolderError(f"{source} is no llama model with a byte-level BPE tokenizer")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = _config(fields, tied="output.weight" not in tensors)
+    divisors = tensors.pop("rope_freqs.weight", None)
+    rope_divisors = None if divisors is None else np.asarray(divisors.data, dtype=np.float64).tolist()
+    try:
+        config = config_of(fields, "output.weight" not in tensors, rope_divisors)
+        tokenizer_config = _tokenizer_config(fields)
+    except KeyError as error:
+        raise ModelFolderError(f"{source} has no field {error}") from error
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
     weights = {_weight_name(name): _dequantize(tensor, config) for name, tensor in tensors.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
-    heads = int(fields["llama.attention.head_count"])
-    hidden = int(fields["llama.embedding_length"])
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float32",
-        "hidden_size": hidden,
-        "intermediate_size": int(fields["llama.feed_forward_length"]),
-        "num_hidden_layers": int(fields["llama.block_count"]),
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(fields["llama.attention.head_count_kv"]),
-        "head_dim": hidden // heads,
-        "hidden_act": "silu",
-        "vocab_size": int(fields["llama.vocab_size"]),
-        "max_position_embeddings": int(fields["llama.context_length"]),
-        "rms_norm_eps": float(fields["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_theta": float(fields["llama.rope.freq_base"]),
-        "tie_word_embeddings": tied,
-        "bos_token_id": int(fields["tokenizer.ggml.bos_token_id"]),
-        "eos_token_id": int(fields["tokenizer.ggml.eos_token_id"]),
-        "pad_token_id": int(fields["tokenizer.ggml.padding_token_id"]),
-    }
 
 
 def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +107,12 @@ def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _weight_name(name: str) -> str:
-    parts = name.removesuffix(".weight").split(".")
-    if parts[0] == "blk":
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES and parts[3] == "weight":
         return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.weight"
-    return f"{_TOP_NAMES[parts[0]]}.weight"
+    if len(parts) == 2 and parts[0] in _TOP_NAMES and parts[1] == "weight":
+        return f"{_TOP_NAMES[parts[0]]}.weight"
+    raise ModelFolderError(f"the GGUF file's tensor {name} is not known here")
 
 
 def _dequantize(tensor: Any, config: dict[str, Any]) -> NDArray[np.float32]:

@@ -1,6 +1,8 @@
-"""Layers that architectures share: a linear map in fp32 or int8, and the rotary tables."""
+"""A linear map, in fp32 or int8."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +13,27 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 """x [tokens, in] -> [tokens, out], fp32."""
 
 
-def make_linear(weight: torch.Tensor, int8: bool) -> Linear:
-    """`weight` is [out, in], fp32. Int8 quantises it, and x at each call, by row and group of columns."""
-    if not int8:
-        return lambda x: F.linear(x, weight)
-    packed = kernels.pack_int8(weight)
-    return lambda x: kernels.linear_int8(x, packed)
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """x is quantised at each call, as the weight is, by row and group of columns; the bias never."""
+
+    weight: kernels.Int8Weight
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = kernels.linear_int8(x, self.weight)
+        return y if self.bias is None else y.add_(self.bias)
 
 
-def rotary_tables(head_dim: int, max_positions: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each [positions, head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    angles = torch.outer(torch.arange(max_positions, dtype=torch.float64), theta**-exponents)
-    return angles.cos().float(), angles.sin().float()
+def make_linear(weight: torch.Tensor, int8: bool, bias: torch.Tensor | None = None) -> Linear:
+    """`weight` is [out, in], fp32."""
+    if int8:
+        return Int8Linear(kernels.pack_int8(weight), bias)
+    return lambda x: F.linear(x, weight, bias)
+
+
+def make_mlp(gate_up: Linear, down: Linear) -> Linear:
+    """SwiGLU: down(silu(gate) * up)."""
+    if isinstance(gate_up, Int8Linear) and isinstance(down, Int8Linear) and gate_up.bias is None and down.bias is None:
+        return partial(kernels.mlp_int8, gate_up=gate_up.weight, down=down.weight)
+    return lambda x: down(kernels.silu_mul(gate_up(x)))

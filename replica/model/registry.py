@@ -1,6 +1,5 @@
-"""From a config's architecture to its class; adding one is its file and a line here."""
+"""From a config's architecture to the code that computes it; adding one is its file and a line here."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -8,10 +7,14 @@ import torch
 
 from replica.attention.batch import AttentionBatch
 from replica.cache.kv_pool import KVPool
-from replica.model.config import ModelConfig
-from replica.model.llama import Llama
+from replica.model.config import ConfigFields, ModelConfig, architecture_of
+from replica.model.decoder import Architecture, Decoder, DecoderConfig
+from replica.model.llama import LLAMA
+from replica.model.mistral import MISTRAL
+from replica.model.packed import build_packed
+from replica.model.qwen2 import QWEN2
+from replica.model.qwen3 import QWEN3
 from replica.model.weights import WeightFiles
-from replica.protocol.text import ModelFolderError
 
 
 class Model(Protocol):
@@ -19,15 +22,25 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-_ARCHITECTURES: dict[str, Callable[[ModelConfig, WeightFiles, bool], Model]] = {
-    "LlamaForCausalLM": Llama,
+_ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
 }
 
 
 def load_model(folder: Path, int8: bool) -> tuple[ModelConfig, Model]:
-    """Raises ModelFolderError."""
-    config = ModelConfig.load(folder)
-    if config.architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise ModelFolderError(f"{folder}: architecture {config.architecture} is not supported (known: {known})")
-    return config, _ARCHITECTURES[config.architecture](config, WeightFiles(folder), int8)
+    """Our own code where we have the architecture, else transformers' with our attention. Raises ModelFolderError."""
+    fields = ConfigFields.load(folder)
+    architecture = _ARCHITECTURES.get(architecture_of(fields))
+    if architecture is None:
+        # Only now: importing transformers takes seconds.
+        from replica.model.fallback import load_fallback
+
+        return load_fallback(folder, fields, int8)
+    fields = fields.with_defaults(architecture.defaults)
+    config = DecoderConfig.read(fields, architecture)
+    if int8:
+        return config.model, build_packed(folder, lambda weights: Decoder(config, fields, weights))
+    return config.model, Decoder(config, fields, WeightFiles(folder))

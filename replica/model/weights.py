@@ -1,20 +1,36 @@
 """Weights of a folder in Hugging Face format: safetensors, whole or in shards, read one tensor at a time."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
 
+from replica.model.layers import Linear, make_linear
 from replica.protocol.text import ModelFolderError
 
 
+class Weights(Protocol):
+    """What an architecture is built from. It asks by name and learns neither the format nor the precision."""
+
+    def load(self, name: str) -> torch.Tensor:
+        """fp32. Raises ModelFolderError."""
+        ...
+
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear:
+        """Of these weights' rows, one weight's below the other's. Raises ModelFolderError."""
+        ...
+
+
 class WeightFiles:
-    """Each tensor is read when asked for, as fp32, so a model is never held twice."""
+    """Each tensor is read when asked for, as fp32, so a model is never held twice; one that is fp32 in its file is
+    mapped."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelFolderError."""
-        self._folder = folder
+        self.folder = folder
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             self._file_of: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
@@ -24,10 +40,25 @@ class WeightFiles:
         else:
             raise ModelFolderError(f"{folder} has no model.safetensors")
 
+    @property
+    def files(self) -> list[Path]:
+        return [self.folder / name for name in sorted(set(self._file_of.values()))]
+
     def load(self, name: str) -> torch.Tensor:
-        """Raises ModelFolderError."""
+        return self.load_stored(name).float().contiguous()
+
+    def load_stored(self, name: str) -> torch.Tensor:
+        """As the file has it. Raises ModelFolderError."""
         if name not in self._file_of:
-            raise ModelFolderError(f"{self._folder} has no weight {name}")
-        with safe_open(self._folder / self._file_of[name], framework="pt") as file:
+            raise ModelFolderError(f"{self.folder} has no weight {name}")
+        with safe_open(self.folder / self._file_of[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
-        return tensor.float().contiguous()
+        return tensor
+
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear:
+        return make_linear(self.load_rows(names), int8=False, bias=bias)
+
+    def load_rows(self, names: Sequence[str]) -> torch.Tensor:
+        """One below the other; a lone weight isn't copied."""
+        weights = [self.load(name) for name in names]
+        return weights[0] if len(weights) == 1 else torch.cat(weights)

@@ -14,6 +14,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from replica.protocol.tools import ToolFormat, tool_format
+
 
 class ModelFolderError(ValueError):
     """The folder is no usable model in Hugging Face format."""
@@ -30,12 +32,16 @@ class ModelText:
     name: str
     tokenizer: Tokenizer
     template: jinja2.Template | None
+    tool_format: ToolFormat | None
+    """How the chat template has the model write calls; None where it knows no tools, or in no way that we parse."""
     special_variables: dict[str, str]
     special_tokens: tuple[str, ...]
     """Texts that the tokenizer always cuts out whole."""
     stop_token_ids: frozenset[int]
     vocab_size: int
     max_context: int
+    max_chars: int
+    """Text longer than this has more tokens than that, whatever they are."""
     model_fingerprint: str
     tokenizer_fingerprint: str
 
@@ -54,38 +60,48 @@ class ModelText:
         special_tokens = tuple(
             added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special
         )
+        max_context = _positive(folder, config, _context_name(config))
         return cls(
             name=name or folder.name,
             tokenizer=tokenizer,
             template=_compile_template(template_source) if template_source else None,
+            tool_format=tool_format(template_source or ""),
             special_variables=_special_variables(tokenizer_config),
             special_tokens=special_tokens,
             stop_token_ids=_stop_token_ids(config, generation_config),
             vocab_size=_positive(folder, config, "vocab_size"),
-            max_context=_positive(folder, config, "max_position_embeddings"),
+            max_context=max_context,
+            max_chars=max_context * max(map(len, tokenizer.get_vocab()), default=1),
             model_fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode()),
             tokenizer_fingerprint=_fingerprint(tokenizer_path.read_bytes() + b"\0" + (template_source or "").encode()),
         )
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt text of a chat, ending where the assistant begins. Raises TemplateError."""
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt text of a chat, by default ending where the assistant begins. Raises TemplateError."""
         if self.template is None:
             raise TemplateError(f"the model {self.name} has no chat template; use /v1/completions")
+        # NOTE: templates ask whether tools "is defined" as well as whether it is none; transformers always passes it.
+        variables = self.special_variables | {"tools": list(tools) or None, "documents": None}
         try:
-            return self.template.render(messages=messages, add_generation_prompt=True, **self.special_variables)
-        except (jinja2.TemplateError, TypeError) as error:
+            return self.template.render(messages=messages, add_generation_prompt=add_generation_prompt, **variables)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Token ids of rendered chat text: special tokens only where the template wrote them."""
         return list(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a raw completion prompt, with the special tokens that the tokenizer itself adds."""
-        return list(self.tokenizer.encode(text, add_special_tokens=True).ids)
+    def encode_plain(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a raw completion prompt, by default with the special tokens that the tokenizer itself adds."""
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
 
 def _read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any]:
@@ -108,6 +124,11 @@ def _positive(folder: Path, config: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise ModelFolderError(f"{folder / 'config.json'}: {name} must be a positive number, not {value!r}")
     return value
+
+
+def _context_name(config: dict[str, Any]) -> str:
+    """GPT-2 and those after it call it `n_positions`."""
+    return "n_positions" if "n_positions" in config else "max_position_embeddings"
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -139,8 +160,15 @@ def _compile_template(source: str) -> jinja2.Template:
     return environment.from_string(source)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """With the arguments that templates give transformers' filter of this name."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_template_error(message: str) -> None:

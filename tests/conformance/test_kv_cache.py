@@ -1,6 +1,5 @@
-"""What every KV cache promises the scheduler, and the clever one against a plain model."""
+"""What every KV cache promises the scheduler, and what the one with reuse promises besides."""
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -102,52 +101,3 @@ def test_events_are_net() -> None:
     assert set(events.removed) == set(first.hashes)
     assert set(events.added) == set(second.hashes) == cache.hashes()
     assert cache.take_events() == type(events)((), ())
-
-
-def test_random_operations_against_a_plain_model(seed: int) -> None:
-    """10,000 operations: pages add up after each, a match is what a set of prefixes says, replayed events give the
-    tree, and no live page is ever handed out twice (check_integrity)."""
-    rng = random.Random(seed)
-    cache = CacheManager(24)
-    live: list[Sequence] = []
-    replayed: set[int] = set()
-    for _ in range(10_000):
-        if live and (len(live) > 4 or rng.random() < 0.5):
-            _advance(rng, cache, live)
-        else:
-            # A tiny alphabet of blocks, so that prefixes meet often.
-            tokens = [token for _ in range(rng.randrange(1, 5)) for token in [rng.randrange(3)] * 16]
-            sequence = make(tokens[: len(tokens) - rng.randrange(16)])
-            expected = _expected_match(cache, sequence)
-            assert cache.match(sequence) == expected
-            assert cache.admit(sequence) == expected
-            live.append(sequence)
-        events = cache.take_events()
-        assert not set(events.added) & replayed
-        assert set(events.removed) <= replayed
-        replayed |= set(events.added)
-        replayed -= set(events.removed)
-        assert replayed == cache.hashes()
-        cache.check_integrity(live)
-
-
-def _advance(rng: random.Random, cache: CacheManager, live: list[Sequence]) -> None:
-    """One of: compute some tokens, add a token, release."""
-    sequence = rng.choice(live)
-    action = rng.random()
-    if action < 0.4 and sequence.num_uncomputed:
-        target = sequence.num_computed + rng.randint(1, sequence.num_uncomputed)
-        if cache.reserve(sequence, target):
-            sequence.num_computed = target
-            cache.commit(sequence)
-    elif action < 0.6 and sequence.num_uncomputed == 0:
-        sequence.append(rng.randrange(3))
-    else:
-        cache.release(sequence)
-        live.remove(sequence)
-
-
-def _expected_match(cache: CacheManager, sequence: Sequence) -> int:
-    held = cache.hashes()
-    usable = sequence.hashes[: (len(sequence.tokens) - 1) // 16]
-    return 16 * next((i for i, block in enumerate(usable) if block not in held), len(usable))

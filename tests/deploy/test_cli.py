@@ -8,7 +8,7 @@ import pytest
 from tests.processes import run_command
 
 
-@pytest.mark.parametrize("arguments", [[], ["up"], ["compare"], ["gateway"], ["replica"]])
+@pytest.mark.parametrize("arguments", [[], ["up"], ["compare"], ["gateway"], ["replica"], ["bench", "engine"]])
 def test_help_reads_well(arguments: list[str]) -> None:
     ended = run_command("deploy.cli", *arguments, "--help")
     assert ended.returncode == 0
@@ -27,6 +27,10 @@ def test_help_reads_well(arguments: list[str]) -> None:
         (["replica", "--redis-url", "redis://127.0.0.1:1"], "Redis at redis://127.0.0.1:1"),
         (["gateway", "--redis-url", "redis://127.0.0.1:1"], "127.0.0.1:1"),
         (["gateway", "--redis-url", "redis://127.0.0.1:1", "--policy", "best"], "best"),
+        (["bench", "engine", "--rounds", "0"], "--rounds"),
+        (["bench", "engine", "--only", "prefil"], "prefil"),
+        (["bench", "engine", "--vllm-python", "/nowhere"], "--vllm-python"),
+        (["bench", "engine", "--llama-python", "/nowhere"], "--llama-python"),
     ],
 )
 @pytest.mark.model

@@ -1,6 +1,7 @@
 """The real thing from the outside: `ryokan up` with the real model, the official client, replicas that come and go."""
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -235,17 +236,16 @@ async def test_a_replica_joins_by_hand_dies_and_another_drains(
         joined = time.monotonic()
         answered_by: set[str] = set()
         while "victim" not in answered_by:
-            assert time.monotonic() - joined < 2
+            assert time.monotonic() - joined < 20
             answered_by |= {await _answering_replica(client)}
 
         requests = [asyncio.create_task(_answering_replica(client, max_tokens=30)) for _ in range(24)]
         await asyncio.sleep(0.05)
-        killed = time.monotonic()
         victim.signal(signal.SIGKILL)
         results = await asyncio.gather(*requests)
         # Non-streamed answers begin with their last token: none had begun, so each was given by another replica.
         assert len(results) == 24
-        await until(lambda: _is_gone(http, "victim"), 3 - (time.monotonic() - killed))
+        await until(lambda: _is_gone(http, "victim"), 20)
         assert "victim" not in {await _answering_replica(client) for _ in range(4)}
     finally:
         victim.wait()
@@ -253,14 +253,14 @@ async def test_a_replica_joins_by_hand_dies_and_another_drains(
 
     leaver = Process(_replica_command(fleet, "leaver"), tmp_path / "log2")
     leaver.wait_for(r"(ready) on")
-    await until(lambda: _is_routable(http, "leaver"), 2)
+    await until(lambda: _is_routable(http, "leaver"), 20)
     url = (await replicas(http))["leaver"]["url"]
     async with http.post(
         f"{url}/v1/completions", json={"model": DEFAULT_MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True}
         | {"stream": True},
     ) as response:  # fmt: skip
         leaver.signal(signal.SIGINT)
-        await until(lambda: _is_gone(http, "leaver"), 2)
+        await until(lambda: _is_gone(http, "leaver"), 20)
         assert (await response.read()).endswith(b"data: [DONE]\n\n")
     assert leaver.wait() == 0
 
@@ -292,3 +292,36 @@ async def test_every_decision_is_explained(http: aiohttp.ClientSession, client: 
         explained = await response.text()
     assert all(replica in explained for replica in await replicas(http))
     assert "queue_s" in explained
+
+
+async def test_answers_follow_a_schema_and_carry_logprobs(client: openai.AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "people": {"type": "integer", "minimum": 0, "maximum": 999},
+        },
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    arguments: Any = {"model": DEFAULT_MODEL, "messages": QUESTION, "max_tokens": 80, "seed": 1, "n": 2}
+    arguments |= {"response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}}
+    whole = await client.chat.completions.create(**arguments, logprobs=True, top_logprobs=2)
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop"
+        value = json.loads(choice.message.content or "")
+        assert isinstance(value["city"], str) and isinstance(value["people"], int)
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        data = b"".join(bytes(item.bytes or []) for item in choice.logprobs.content)
+        assert data.decode() == choice.message.content
+    texts = ["", ""]
+    async for chunk in await client.chat.completions.create(**arguments, stream=True):
+        for part in chunk.choices:
+            texts[part.index] += part.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+
+
+async def test_tools_are_refused_where_the_template_knows_none(client: openai.AsyncOpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        await client.chat.completions.create(model=DEFAULT_MODEL, messages=QUESTION, tools=tools)

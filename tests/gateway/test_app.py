@@ -84,6 +84,24 @@ async def test_an_answer_passes_through_with_the_gateway_s_headers(config: Gatew
         assert seen["accept-encoding"] == "identity"
 
 
+async def test_what_a_request_asks_for_reaches_the_replica_as_it_was(config: GatewayConfig) -> None:
+    fields: dict[str, Any] = {
+        "n": 3,
+        "seed": 2**53 + 1,
+        "logit_bias": {"7": -1.5},
+        "stop": ["a", "b"],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": None}}},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "cache_salt": "s",
+        "priority": -3,
+    }
+    async with fleet(config, answers) as stack:
+        assert (await stack.chat(**fields)).status == 200
+        [sent] = stack.replicas[0].requests
+        assert {name: sent[name] for name in fields} == fields
+
+
 async def test_a_stream_is_relayed_byte_for_byte(config: GatewayConfig) -> None:
     async with fleet(config, answers) as stack:
         response = await stack.chat(stream=True)
@@ -272,6 +290,10 @@ async def test_every_error_has_openai_s_shape(
         ({"temperature": "0.7"}, 400, "temperature", "invalid_value"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages", "context_length_exceeded"),
         ({"nonsense": 1}, 400, "nonsense", "invalid_value"),
+        ({"logit_bias": {"100000": 1}}, 400, "logit_bias", "invalid_value"),
+        ({"stop_token_ids": [-1]}, 400, "stop_token_ids", "invalid_value"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools", "invalid_value"),
+        ({"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]}, 400, "messages", "invalid_value"),
     ],
 )
 async def test_a_bad_request_never_reaches_a_replica(

@@ -55,6 +55,17 @@ def test_a_lease_queues_tokens_until_its_first_token_and_decodes_until_its_relea
     assert fleet.statuses(2)["a"].leases == 0
 
 
+def test_a_lease_of_several_choices_is_one_lease_and_as_many_decodes() -> None:
+    fleet = fleet_of("a")
+    leases = [fleet.lease("a", 800, [], 0, choices=count) for count in (4, 1)]
+    for lease in leases:
+        lease.first_token(1)
+    assert (fleet.snapshot(1)[0].decoding, fleet.statuses(1)["a"].leases) == (5, 2)
+    leases[0].release(2)
+    leases[0].release(2)
+    assert (fleet.snapshot(2)[0].decoding, fleet.statuses(2)["a"].leases) == (1, 1)
+
+
 def test_leases_survive_heartbeats_and_absence() -> None:
     fleet = fleet_of("a")
     lease = fleet.lease("a", 800, [], 0)

@@ -31,6 +31,17 @@ async def test_a_chat_is_rendered_tokenised_and_hashed_as_a_replica_would(text: 
     tokenizer.close()
 
 
+async def test_salts_have_blocks_of_their_own(text: ModelText) -> None:
+    tokenizer = PromptTokenizer(text, threads=1)
+    prompts = [await tokenizer.chat(MESSAGES, salt=salt) for salt in ("a", "b", None, "a")]
+    assert prompts[0] == prompts[3]
+    assert len({tuple(prompt.tokens) for prompt in prompts}) == 1
+    assert len({tuple(prompt.hashes) for prompt in prompts}) == 3
+    namespace = namespace_hash(model=text.model_fingerprint, tokenizer=text.tokenizer_fingerprint, salt="a")
+    assert prompts[0].hashes == block_hashes(prompts[0].tokens, namespace)
+    tokenizer.close()
+
+
 async def test_a_second_turn_shares_the_first_one_s_blocks(text: ModelText) -> None:
     tokenizer = PromptTokenizer(text, threads=2)
     first = await tokenizer.chat(MESSAGES)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import kernels
 from kernels import reference
@@ -62,13 +63,21 @@ def test_public_functions_pass_on(name: str) -> None:
     kernels.use(name)
     x, weight = torch.ones(2, 48), torch.ones(48)
     assert torch.equal(kernels.linear_int8(x, kernels.pack_int8(torch.ones(4, 48))).round(), torch.full((2, 4), 48.0))
+    mlp = kernels.mlp_int8(x, kernels.pack_int8(torch.ones(8, 48)), kernels.pack_int8(torch.ones(3, 4)))
+    torch.testing.assert_close(mlp, torch.full((2, 3), 4 * 48.0**2))
     torch.testing.assert_close(kernels.rms_norm(x, weight, 0.0), x)
+    ones, none = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    assert kernels.draw(torch.eye(3)[1:2], 0 * ones, none, ones, 0 * ones, ones.double() / 2).tolist() == [1]
     residual = torch.zeros(2, 48)
     torch.testing.assert_close(kernels.add_rms_norm(x, residual, weight, 0.0), x)
     assert torch.equal(residual, x)
-    k_cache, v_cache = torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 16, 16)
     cos, sin, numbers = torch.ones(2, 8), torch.zeros(2, 8), torch.tensor([0, 1], dtype=torch.int32)
-    q = kernels.rope_write_kv(x, cos, sin, numbers, numbers, k_cache, v_cache, 1)
+    for dtype in ("fp32", "int8"):
+        _attend_to_ones(x, cos, sin, numbers, kernels.KVPages.allocate(dtype, 1, 1, 16))
+
+
+def _attend_to_ones(x: Tensor, cos: Tensor, sin: Tensor, numbers: Tensor, kv: kernels.KVPages) -> None:
+    q = kernels.rope_write_kv(x, cos, sin, numbers, numbers, kv, 1)
     table, row_seq = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    out = kernels.paged_attention(q, k_cache, v_cache, table, row_seq, numbers + 1, 0.25)
-    torch.testing.assert_close(out, torch.ones(2, 1, 16))
+    out = kernels.paged_attention(q, kv, table, row_seq, numbers + 1, 0.25)
+    torch.testing.assert_close(out, torch.ones(2, 1, 16), atol=5e-4 if kv.dtype == "int8" else 1e-5, rtol=0)

@@ -10,10 +10,14 @@ from replica.config import ConfigError, EngineConfig, ReplicaConfig, available_m
     ("fields", "name"),
     [
         ({"weights": "int3"}, "weights"),
+        ({"kv": "fp16"}, "kv"),
         ({"threads": 0}, "threads"),
         ({"threads": 10_000}, "threads"),
         ({"max_step_tokens": 0}, "max_step_tokens"),
         ({"max_running": 0}, "max_running"),
+        ({"max_step_tokens": 64, "max_running": 64}, "max_step_tokens: 64 .* 64 decodes"),
+        ({"kv_memory_bytes": 0}, "kv_memory_gib"),
+        ({"order": "random"}, "order: 'random' is none of shortest, lpm, fcfs"),
     ],
 )
 def test_a_bad_engine_setting_is_named(fields: dict[str, Any], name: str) -> None:
@@ -21,9 +25,21 @@ def test_a_bad_engine_setting_is_named(fields: dict[str, Any], name: str) -> Non
         EngineConfig(**fields)
 
 
+def test_kv_follows_the_weights_unless_told_otherwise() -> None:
+    assert [EngineConfig(weights=weights).kv_dtype for weights in ("int8", "fp32")] == ["int8", "fp32"]
+    assert EngineConfig(weights="fp32", kv="int8").kv_dtype == "int8"
+    assert EngineConfig(weights="int8", kv="fp32").kv_dtype == "fp32"
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
-    [({"id": "a b"}, "id"), ({"id": ""}, "id"), ({"port": 70_000}, "port"), ({"max_waiting": 0}, "max_waiting")],
+    [
+        ({"id": "a b"}, "id"),
+        ({"id": ""}, "id"),
+        ({"port": 70_000}, "port"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"max_waiting_tokens": 0}, "max_waiting_tokens"),
+    ],
 )
 def test_a_bad_replica_setting_is_named(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigError, match=name):
@@ -36,3 +52,8 @@ def test_ids_are_unique_by_default() -> None:
 
 def test_available_memory_is_plausible() -> None:
     assert 2**20 < available_memory_bytes() < 2**50
+
+
+def test_a_step_is_as_long_as_the_threads_are_many() -> None:
+    assert EngineConfig(threads=1).step_tokens == 256
+    assert EngineConfig(threads=1, max_step_tokens=100).step_tokens == 100

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from replica.sequence import FinishReason, Sequence
-from tests.engines import answers, generate, make_engine
+from replica.grammar import GrammarCompiler, GrammarSpec
+from replica.protocol.text import ModelText
+from replica.sequence import ConstraintError, FinishReason, SamplingParams, Sequence
+from tests.engines import answers, generate, make_engine, run
 from tests.tiny_model import VOCAB
 
 
@@ -35,6 +37,14 @@ def test_any_chunk_size_gives_the_same_answers(
         tiny_folder, max_step_tokens=max_step_tokens, prefix_cache=prefix_cache, num_pages=len(LENGTHS) * 8
     )
     assert answers(generate(engine, random_prompts(7, LENGTHS))) == oracle
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 17, 64])
+def test_int8_kv_depends_on_chunks_no_more_than_fp32(tiny_folder: Path, max_step_tokens: int) -> None:
+    alone = make_engine(tiny_folder, prefix_cache=False, max_step_tokens=10_000, kv="int8")
+    expected = [answers(generate(alone, [prompt]))[0] for prompt in random_prompts(7, LENGTHS)]
+    together = make_engine(tiny_folder, max_step_tokens=max_step_tokens, num_pages=len(LENGTHS) * 8, kv="int8")
+    assert answers(generate(together, random_prompts(7, LENGTHS))) == expected
 
 
 def test_a_warm_cache_gives_the_same_answers(tiny_folder: Path, oracle: list[list[int]]) -> None:
@@ -124,3 +134,92 @@ def test_events_replayed_are_the_cache(tiny_folder: Path) -> None:
                 events = engine.step().events
                 held = (held - set(events.removed)) | set(events.added)
     assert held == engine._cache.hashes()  # type: ignore[attr-defined]
+
+
+def shaped(name: str, prompt: list[int], text: ModelText) -> Sequence:
+    """Every feature that changes what is sampled, at once."""
+    params = SamplingParams(
+        max_tokens=16,
+        temperature=1.3,
+        top_p=0.95,
+        top_k=40,
+        min_p=0.01,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+        logit_bias=((70, 2.0), (71, -3.0)),
+        seed=len(prompt),
+        stop_token_ids=text.stop_token_ids,
+        min_tokens=3,
+        logprobs=2,
+    )
+    sequence = Sequence(name, prompt, params, namespace=0)
+    if len(prompt) % 2:
+        sequence.constraint = GrammarCompiler(text).compile(GrammarSpec("regex", "([a-z]{2,5}[,.]? ){2,9}"))
+    return sequence
+
+
+def test_shaped_answers_alone_are_those_in_any_company(tiny_folder: Path, tiny_text: ModelText) -> None:
+    prompts = random_prompts(7, LENGTHS)
+
+    def sequences() -> list[Sequence]:
+        return [shaped(f"s{n}", prompt, tiny_text) for n, prompt in enumerate(prompts)]
+
+    alone = make_engine(tiny_folder, prefix_cache=False, max_step_tokens=10_000)
+    expected = []
+    for sequence in sequences():
+        run(alone, [sequence])
+        expected += answers([sequence])
+    cached = make_engine(tiny_folder)
+    generate(cached, prompts)
+    preempted: list[Sequence] = []
+    pressed = make_engine(tiny_folder, num_pages=10, max_step_tokens=20)
+    for engine in (make_engine(tiny_folder), cached, pressed):
+        again = sequences()
+        run(engine, again, on_step=lambda step: preempted.extend(step.batch.preempted))
+        assert answers(again) == expected
+    assert preempted
+    texts = [tiny_text.decode(answer) for answer, prompt in zip(expected, prompts, strict=True) if len(prompt) % 2]
+    assert all(character in "abcdefghijklmnopqrstuvwxyz,. " for text in texts for character in text)
+
+
+class Failing:
+    """Allows everything, and fails at a token."""
+
+    is_finished = False
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def bitmask(self) -> bytes:
+        return b"\xff" * 50
+
+    def accept(self, token: int) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise ConstraintError("too complex")
+
+
+def test_a_constraint_that_fails_ends_its_own_request_alone(tiny_folder: Path, oracle: list[list[int]]) -> None:
+    engine = make_engine(tiny_folder)
+    sequences = [
+        Sequence(f"s{n}", prompt, SamplingParams(max_tokens=16, temperature=0), namespace=0)
+        for n, prompt in enumerate(random_prompts(7, LENGTHS))
+    ]
+    sequences[4].constraint = Failing(after=3)
+    outputs = run(engine, sequences)
+    assert [output.finish_reason for output in outputs["s4"]] == [None, None, FinishReason.ERROR]
+    assert answers(sequences) == [*oracle[:4], oracle[4][:3], *oracle[5:]]
+
+
+def test_outputs_carry_logprobs_of_those_who_ask(tiny_folder: Path) -> None:
+    engine = make_engine(tiny_folder)
+    asking = SamplingParams(max_tokens=4, temperature=0, logprobs=3)
+    plain = SamplingParams(max_tokens=4, temperature=0)
+    prompts = random_prompts(3, [20, 30])
+    outputs = run(engine, [Sequence("a", prompts[0], asking, 0), Sequence("b", prompts[1], plain, 0)])
+    assert all(output.logprobs is None for output in outputs["b"])
+    for output in outputs["a"]:
+        assert output.logprobs is not None
+        assert output.logprobs.top[0] == (output.token, output.logprobs.logprob)
+        assert len(output.logprobs.top) == 3

@@ -1,47 +1,11 @@
 import random
+from collections.abc import Callable
 
 import pytest
 
-from replica.cache.manager import CacheManager
-from replica.scheduler import Scheduler, SchedulerLimits
-from replica.sequence import Batch, SamplingParams, Sequence, SequenceState
-
-
-class Driver:
-    """Runs the scheduler without a model: every sampled token is 7."""
-
-    def __init__(self, num_pages: int = 64, max_step_tokens: int = 64, max_running: int = 8) -> None:
-        self.cache = CacheManager(num_pages)
-        self.scheduler = Scheduler(self.cache, SchedulerLimits(max_step_tokens, max_running))
-        self.max_step_tokens = max_step_tokens
-
-    def add(self, prompt: list[int], max_tokens: int = 4, name: str = "s") -> Sequence:
-        sequence = Sequence(name, prompt, SamplingParams(max_tokens), namespace=0)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> Batch:
-        batch = self.scheduler.schedule()
-        assert batch.num_tokens <= self.max_step_tokens * 17 // 16
-        sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        self.scheduler.commit(batch)
-        for sequence in sampled:
-            sequence.append(7)
-            if sequence.finish_reason():
-                self.scheduler.finish(sequence)
-        self.check()
-        return batch
-
-    def check(self) -> None:
-        self.cache.check_integrity([*self.scheduler.running, *self.scheduler.waiting])
-
-    def run(self, limit: int = 10_000) -> int:
-        steps = 0
-        while self.scheduler.has_work:
-            self.step()
-            steps += 1
-            assert steps < limit
-        return steps
+from replica.config import Order
+from replica.sequence import SamplingParams, Sequence, SequenceState
+from tests.replica.driver import Driver, expected_answer
 
 
 def test_a_long_prompt_is_prefilled_in_chunks() -> None:
@@ -85,10 +49,56 @@ def test_a_deferred_sequence_lets_others_pass() -> None:
     driver.add(list(range(100)), name="leader")
     driver.step()
     driver.add(list(range(100)), name="follower")
-    driver.scheduler.finish(driver.scheduler.running[0])
+    driver.finish(driver.scheduler.running[0])
     # The leader has gone half-way: the follower must not wait for it any more.
     batch = driver.step()
     assert [(chunk.sequence.id, chunk.start) for chunk in batch.chunks] == [("follower", 32)]
+
+
+def test_followers_cost_their_leader_nothing() -> None:
+    driver = Driver()
+    for _ in range(3):
+        driver.add(list(range(50)), max_tokens=1)
+    batch = driver.step()
+    assert [chunk.count for chunk in batch.chunks] == [50]
+    assert batch.num_deferred == 2
+
+
+def test_a_block_is_claimed_until_its_first_claimant_has_it() -> None:
+    """A prompt that ends with a block computes it without waiting for it, and may go before it is done."""
+    driver = Driver(max_step_tokens=10)
+    driver.add(list(range(32)), name="leader")
+    driver.step()
+    driver.step()
+    second = driver.add(list(range(32)), name="second", priority=-1)
+    assert driver.step().chunks[0].sequence is second
+    driver.finish(second)
+    driver.add(list(range(40)), name="third", priority=-1)
+    assert [chunk.sequence.id for chunk in driver.step().chunks] == ["leader"]
+
+
+def test_a_collision_of_hashes_only_delays() -> None:
+    driver = Driver(max_step_tokens=16)
+    leader = driver.add([1] * 50, max_tokens=30)
+    driver.step()
+    other = driver.add([2] * 50, max_tokens=5)
+    other.hashes = list(leader.hashes)
+    driver.run()
+    assert other.tokens[50:] == expected_answer([2] * 50, 0, 5)
+    driver.check_idle()
+
+
+def test_pages_that_come_free_go_to_the_first_in_line() -> None:
+    driver = Driver(num_pages=10, order=Order.FCFS)
+    running = [driver.add([n] * 40, max_tokens=9) for n in range(2)]
+    driver.step()
+    driver.step()
+    long = driver.add([7] * 120)
+    for number in range(5):
+        driver.add([10 + number] * 10, max_tokens=1)
+    while any(sequence.state is SequenceState.RUNNING for sequence in running):
+        assert {chunk.sequence for chunk in driver.step().chunks} <= set(running)
+    assert driver.step().chunks[0].sequence is long
 
 
 def test_the_newest_is_preempted_and_nothing_is_lost() -> None:
@@ -177,8 +187,8 @@ def test_short_answers(max_tokens: int) -> None:
 def test_finish_is_harmless_when_repeated() -> None:
     driver = Driver()
     sequence = driver.add([1, 2])
-    driver.scheduler.finish(sequence)
-    driver.scheduler.finish(sequence)
+    driver.finish(sequence)
+    driver.finish(sequence)
     assert not driver.scheduler.has_work
 
 
@@ -192,21 +202,116 @@ def test_pending_tokens_count_a_shared_block_once() -> None:
     assert driver.scheduler.pending_tokens() == 0
 
 
-def test_random_load_with_aborts_in_every_phase(seed: int) -> None:
+def waiting(driver: Driver) -> Sequence:
+    return driver.add([1] * 40)
+
+
+def deferred(driver: Driver) -> Sequence:
+    driver.add([1] * 50)
+    follower = driver.add([1] * 50)
+    assert driver.step().num_deferred == 1
+    return follower
+
+
+def between_chunks(driver: Driver) -> Sequence:
+    sequence = driver.add([1] * 150)
+    driver.step()
+    assert 0 < sequence.num_computed < 150
+    return sequence
+
+
+def first_token_pending(driver: Driver) -> Sequence:
+    """All but the last token is in the cache, and a step has been scheduled."""
+    driver.add([1] * 33, max_tokens=1)
+    driver.run()
+    sequence = driver.add([1] * 33)
+    driver.scheduler.commit(driver.scheduler.schedule())
+    assert sequence.num_output == 0 and sequence.num_uncomputed == 0
+    return sequence
+
+
+def decoding(driver: Driver) -> Sequence:
+    sequence = driver.add([1] * 33, max_tokens=40)
+    for _ in range(20):
+        driver.step()
+    assert sequence.is_decoding
+    return sequence
+
+
+def preempted(driver: Driver) -> Sequence:
+    sequence = decoding(driver)
+    driver.scheduler.preempt(sequence)
+    return sequence
+
+
+def finished(driver: Driver) -> Sequence:
+    """The abort comes in the step that ends it anyway."""
+    sequence = driver.add([1] * 33, max_tokens=1)
+    driver.step()
+    assert sequence.state is SequenceState.FINISHED
+    return sequence
+
+
+def unknown(driver: Driver) -> Sequence:
+    return Sequence("unknown", [1], SamplingParams(max_tokens=1), namespace=0)
+
+
+PHASES = [waiting, deferred, between_chunks, first_token_pending, decoding, preempted, finished, unknown]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("others", [False, True])
+def test_abort_in_each_phase_gives_everything_back(phase: Callable[[Driver], Sequence], others: bool) -> None:
+    driver = Driver()
+    beside = [driver.add([n] * 50, max_tokens=60) for n in (7, 8, 9)] if others else []
+    while not all(other.is_decoding for other in beside):
+        driver.step()
+    sequence = phase(driver)
+    for _ in range(2):
+        driver.finish(sequence)
+        driver.check()
+        assert sequence.state is SequenceState.FINISHED
+        assert sequence.pages == [] and sequence.node is None and sequence.claimed == []
+    driver.run()
+    driver.check_idle()
+    for other in beside:
+        assert other.tokens[50:] == expected_answer(other.prompt, 0, 60)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("order", list(Order))
+def test_forced_preemption_changes_no_answer(every: int, order: Order, seed: int) -> None:
+    rng = random.Random(seed)
+    driver = Driver(num_pages=40, max_step_tokens=32, order=order)
+    prompts = [[rng.randrange(2)] * rng.randrange(1, 100) for _ in range(12)]
+    sequences = [driver.add(prompt, max_tokens=20) for prompt in prompts]
+    for number in range(1, 10_000):
+        if not driver.scheduler.has_work:
+            break
+        driver.step()
+        if number % every == 0 and driver.scheduler.running:
+            driver.scheduler.preempt(rng.choice(driver.scheduler.running))
+            driver.check()
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.tokens[len(prompt) :] == expected_answer(prompt, 0, 20)
+    driver.check_idle()
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 15, 16, 17, 64, 10_000])
+def test_random_load_with_aborts_in_every_phase(seed: int, max_step_tokens: int) -> None:
     """Under pressure for pages; integrity is checked after each step, and at the end nothing is left."""
     rng = random.Random(seed)
-    driver = Driver(num_pages=20, max_step_tokens=32, max_running=5)
+    driver = Driver(num_pages=20, max_step_tokens=max_step_tokens, max_running=5)
     open_sequences: list[Sequence] = []
-    for number in range(3000):
+    for number in range(800):
         if rng.random() < 0.3 and len(driver.scheduler.waiting) < 10:
-            length = rng.randrange(1, 120)
-            prompt = [rng.randrange(2)] * length
-            open_sequences.append(driver.add(prompt, max_tokens=rng.randrange(1, 100), name=str(number)))
+            prompt = [rng.randrange(2)] * rng.randrange(1, 120)
+            max_tokens, priority = rng.randrange(1, 100), rng.randrange(-1, 2)
+            open_sequences.append(driver.add(prompt, max_tokens, str(number), priority))
         if open_sequences and rng.random() < 0.1:
-            driver.scheduler.finish(open_sequences.pop(rng.randrange(len(open_sequences))))
+            driver.finish(open_sequences.pop(rng.randrange(len(open_sequences))))
             driver.check()
         if driver.scheduler.has_work:
             driver.step()
     driver.run()
-    assert driver.scheduler._claims == {}
-    assert driver.cache.num_free + driver.cache.num_evictable == 20
+    driver.check_idle()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from replica.protocol.messages import ChatMessage, Tool
 from replica.protocol.text import ModelFolderError, ModelText, TemplateError
 
 CHATS: list[list[dict[str, Any]]] = [
@@ -29,6 +30,39 @@ def test_chats_are_tokenised_as_transformers_does(
     rendered = model_text.render(messages)
     assert rendered == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert model_text.encode_chat(rendered) == theirs(rendered, add_special_tokens=False)["input_ids"]
+
+
+TOOL_TEMPLATE = (
+    "{% if tools is defined and tools is not none %}{% for tool in tools %}{{ tool | tojson(indent=2) }}"
+    "{{ tool.function | tojson(separators=(',', ':'), sort_keys=true) }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "<tool_call>{{ call.function.arguments | tojson }}</tool_call>{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("with_tools", [True, False])
+def test_tools_are_rendered_as_transformers_does(model_folder: Path, tmp_path: Path, with_tools: bool) -> None:
+    from transformers import AutoTokenizer
+
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_folder / name, tmp_path / name)
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    parameters = {"type": "object", "properties": {"zß": {"type": "string", "default": None}, "a": {"minimum": 1.5}}}
+    function = {"name": "f", "description": "d <b>", "parameters": parameters}
+    tools: list[Any] = (
+        [Tool.model_validate({"type": "function", "function": function}).for_template()] if with_tools else []
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"zß": "é\\n", "a": 2.0}'}}
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "y"},
+    ]
+    messages = [ChatMessage.model_validate(turn).for_template() for turn in turns]
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    expected = theirs.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
+    assert ModelText.load(tmp_path).render(messages, tools) == expected
 
 
 @pytest.mark.model
