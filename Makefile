@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo up test lint bench-kernels bench-engine clean
+.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index clean
 
 demo: $(INSTALLED)
 	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --ramp-s 20 --out out/demo
@@ -12,8 +12,13 @@ demo: $(INSTALLED)
 up: $(INSTALLED)
 	$(BIN)/ryokan up
 
+# Two files at a time: most of them leave a core idle.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Needs RYOKAN_VLLM_PYTHON, a Python that has vLLM; takes minutes.
+test-vllm: $(INSTALLED)
+	$(BIN)/python -m pytest -s tests/e2e/test_adopt_vllm.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -26,6 +31,9 @@ bench-kernels: $(INSTALLED)
 # Peers in environments of their own take part where RYOKAN_VLLM_PYTHON and RYOKAN_LLAMA_PYTHON name their Python.
 bench-engine: $(INSTALLED)
 	$(BIN)/ryokan bench engine
+
+bench-index: $(INSTALLED)
+	$(BIN)/ryokan bench index
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

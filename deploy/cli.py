@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from adopt.__main__ import main as adopt_main
 from gateway.__main__ import main as gateway_main
 from loadtest import cli as loadtest_cli
 from replica.__main__ import main as replica_main
@@ -36,7 +37,13 @@ Model = Annotated[
     str, typer.Option(help=f"{DEFAULT_MODEL}, a folder in Hugging Face format, or a name on the Hugging Face hub.")
 ]
 Replicas = Annotated[int, typer.Option(min=1, help="Replicas to start on this machine.")]
-RedisUrl = Annotated[str | None, typer.Option(help="A Redis or Valkey to use instead of the embedded server.")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(envvar="RYOKAN_REDIS_URL", help="A Redis or Valkey to use instead of the embedded server."),
+]
+FleetKeyFile = Annotated[
+    Path | None, typer.Option(help="File with a key that signs what replicas publish. Default: RYOKAN_FLEET_KEY.")
+]
 Fleet = Annotated[str, typer.Option(help="Name of the fleet within that Redis.")]
 Policy = Annotated[str, typer.Option(help="Routing policy: ttft, least_tokens or round_robin.")]
 Weights = Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")]
@@ -54,6 +61,7 @@ def up(
     port: Annotated[int, typer.Option(help="Port the gateway listens on; 0 takes a free one.")] = 8000,
     redis_url: RedisUrl = None,
     fleet: Fleet = "default",
+    fleet_key_file: FleetKeyFile = None,
     weights: Weights = "int8",
     kv_memory_gib: KvMemory = None,
 ) -> None:
@@ -63,7 +71,9 @@ def up(
     from deploy.local import FleetOptions
 
     folder, name = _resolve(model)
-    options = FleetOptions(folder, name, replicas, policy, host, port, redis_url, fleet, weights, kv_memory_gib)
+    options = FleetOptions(
+        folder, name, replicas, policy, host, port, redis_url, fleet, weights, kv_memory_gib, fleet_key_file
+    )
     _with_fleet(options, Console(), lambda running: _serve(running, name))
 
 
@@ -201,8 +211,32 @@ def bench_engine(
         _fail(str(error))
 
 
+@bench.command("index", short_help="The gateway's index of KV blocks: memory, speed, how soon it joins a fleet.")
+def bench_index(
+    blocks: Annotated[
+        int, typer.Option(min=1000, help="Distinct blocks in the index, over 256 replicas.")
+    ] = 10_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions, interleaved; figures are medians.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for index.json.")] = Path("out/bench"),
+) -> None:
+    """Measure the native index and the plain one in turns, and a join of 100 replicas through a real Valkey.
+
+    Prints a table and, as the last line, one JSON object. Needs 3 GiB of memory at the default size.
+    """
+    from rich.console import Console
+
+    from loadtest.index_bench.run import IndexBenchOptions, SubjectFailed
+    from loadtest.index_bench.run import bench_index as run_bench
+
+    try:
+        run_bench(IndexBenchOptions(out, blocks, rounds=rounds), Console())
+    except SubjectFailed as error:
+        _fail(str(error))
+
+
 app.command("gateway", short_help="Start a gateway by itself.")(_takes_a_model_name(_gateway, gateway_main))
 app.command("replica", short_help="Start a replica by itself, or add one to a fleet.")(replica_main)
+app.command("adopt", short_help="Make a running vLLM or SGLang server a replica of a fleet.")(adopt_main)
 
 
 def main() -> None:
@@ -237,14 +271,16 @@ def _with_fleet(options: "FleetOptions", console: "Console", use: "Callable[[Loc
 
 def _serve(running: "LocalFleet", model: str) -> None:
     """Until Ctrl-C, or until a process that the fleet can't do without has died."""
-    url = running.gateway_url
+    from replica.protocol.redis_url import without_secret
+
+    url, redis = running.gateway_url, without_secret(running.redis_url)
     print(f"\ngateway   {url}   (OpenAI API; /replicas, /metrics, /route/explain/REQUEST-ID)")
-    print(f"Redis     {running.redis_url}")
+    print(f"Redis     {redis}")
     print("\nask it:\n")
     print(f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\")
     print(f"""    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Name three rivers."}}]}}'""")
     print("\nadd a replica, in another terminal:\n")
-    print(f"  {_own_command()} replica --redis-url {running.redis_url}{running.join_flags}")
+    print(f"  {_own_command()} replica --redis-url {redis}{running.join_flags}")
     print("\nCtrl-C stops everything.", flush=True)
     try:
         while True:

@@ -42,6 +42,8 @@ class FleetOptions:
     weights: str = "int8"
     kv_memory_gib: float | None = None
     """A replica's. None: an equal part of two fifths of what is available."""
+    fleet_key_file: Path | None = None
+    """None: the key in the environment, or none."""
 
     @property
     def threads_per_replica(self) -> int:
@@ -64,6 +66,8 @@ class LocalFleet:
         """What a replica that joins by hand must say beyond the Redis URL."""
         options = self._options
         flags = f" --fleet {options.fleet}" if options.fleet != "default" else ""
+        if options.fleet_key_file is not None:
+            flags += f" --fleet-key-file {options.fleet_key_file}"
         return flags + (f" --model {options.model}" if options.model_name != DEFAULT_MODEL else "")
 
     def start(self) -> None:
@@ -135,31 +139,38 @@ class LocalFleet:
         flags = name | {
             "--model": str(options.model),
             "--served-model-name": options.model_name,
-            "--redis-url": self.redis_url,
             "--fleet": options.fleet,
             "--weights": options.weights,
             "--threads": str(options.threads_per_replica),
             "--kv-memory-gib": f"{kv_memory_gib:.3f}",
         }
+        flags |= self._key_flags
         return self._spawn(f"replica-{index}", _command("replica", flags), r"replica \S+ ready on (http\S+)")
+
+    @property
+    def _key_flags(self) -> dict[str, str]:
+        file = self._options.fleet_key_file
+        return {} if file is None else {"--fleet-key-file": str(file)}
 
     def _spawn_gateway(self) -> ManagedProcess:
         options = self._options
         flags = {
             "--model": str(options.model),
             "--served-model-name": options.model_name,
-            "--redis-url": self.redis_url,
             "--fleet": options.fleet,
             "--policy": options.policy,
             "--host": options.host,
             "--port": str(options.port),
         }
+        flags |= self._key_flags
         return self._spawn("gateway", _command("gateway", flags), r"gateway ready on (http\S+)")
 
     def _spawn(
         self, name: str, command: list[str], ready_line: str, stop_signal: signal.Signals = signal.SIGTERM
     ) -> ManagedProcess:
-        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log", stop_signal)
+        # Not among the arguments, which everybody on the machine can read.
+        env = {"RYOKAN_REDIS_URL": self.redis_url} if self.redis_url else {}
+        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log", stop_signal, env)
         self._processes.append(process)
         return process
 

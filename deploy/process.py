@@ -2,12 +2,13 @@
 
 import ctypes
 import functools
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.05
@@ -29,8 +30,9 @@ class ManagedProcess:
         ready_line: str,
         log: Path,
         stop_signal: signal.Signals = signal.SIGTERM,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """`ready_line` is a regular expression whose first group is the process's URL."""
+        """`ready_line` is a regular expression whose first group is the process's URL; `env` goes on top of ours."""
         self.name = name
         self.url = ""
         self._ready_line = re.compile(ready_line)
@@ -43,6 +45,7 @@ class ManagedProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **(env or {})},
                 preexec_fn=functools.partial(_end_with_parent, stop_signal),
             )
 

@@ -7,10 +7,33 @@ from typing import Annotated
 
 import typer
 
+from gateway.addresses import DEFAULT_NETWORKS
 from gateway.config import MIB, ConfigError, GatewayConfig, Timeouts
+from gateway.index.prefix_index import MAX_BLOCKS
+from replica.protocol.signing import FleetKeyError, Signer
 
 DEFAULTS = Timeouts()
 LOG_LEVELS = ("debug", "info", "warning", "error")
+RedisUrl = Annotated[
+    str,
+    typer.Option(
+        envvar="RYOKAN_REDIS_URL",
+        help="Where replicas announce themselves: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
+    ),
+]
+FleetKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the fleet's key: what isn't signed with it is refused. Default: RYOKAN_FLEET_KEY, or none."
+    ),
+]
+ReplicaNetworks = Annotated[
+    str | None,
+    typer.Option(
+        help="Where replicas may live, separated by commas: 10.0.0.0/8, a name, .example.org for all names below it, "
+        "or . for names without a dot. Default: loopback, private networks and names known only there."
+    ),
+]
 
 
 def main(
@@ -20,9 +43,7 @@ def main(
             help="Model folder in Hugging Face format. Only its config, tokenizer and chat template are read."
         ),
     ],
-    redis_url: Annotated[
-        str, typer.Option(help="Where replicas announce themselves: redis://HOST:PORT, rediss://… or unix://PATH.")
-    ],
+    redis_url: RedisUrl,
     port: Annotated[int, typer.Option(help="Port to serve on; 0 picks a free one.")] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to serve on. There are no keys yet: anything but loopback is open to all.")
@@ -32,6 +53,8 @@ def main(
         typer.Option(help="How replicas are chosen: ttft (predicted time to first token), least_tokens, round_robin."),
     ] = "ttft",
     fleet: Annotated[str, typer.Option(help="Name that replicas and gateways share to find each other.")] = "default",
+    fleet_key_file: FleetKeyFile = None,
+    replica_networks: ReplicaNetworks = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="The model name that clients send. Default: the folder's name.")
     ] = None,
@@ -53,6 +76,9 @@ def main(
         float, typer.Option(help="Requests being retried at any moment, as a share of those in flight; one always may.")
     ] = 0.2,
     tokenise_threads: Annotated[int, typer.Option(help="Threads that render and tokenise prompts.")] = 2,
+    index_max_blocks: Annotated[
+        int, typer.Option(help="Distinct KV blocks that the index takes, over all replicas; ten million need 0.3 GiB.")
+    ] = MAX_BLOCKS,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LOG_LEVELS)}.")] = "info",
 ) -> None:
     """Serve the OpenAI API, each prompt from the replica that answers it soonest."""
@@ -64,15 +90,20 @@ def main(
             host=host,
             port=port,
             fleet=fleet,
+            signer=Signer.load(fleet_key_file),
+            replica_networks=DEFAULT_NETWORKS
+            if replica_networks is None
+            else tuple(part.strip() for part in replica_networks.split(",")),
             policy=policy,
             timeouts=Timeouts(connect_timeout, first_byte_timeout, idle_timeout, queue_timeout, grace),
             body_limit=body_limit_mib * MIB,
             retry_budget=retry_budget,
             tokenise_threads=tokenise_threads,
+            index_max_blocks=index_max_blocks,
         )
         if log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
-    except ConfigError as error:
+    except (ConfigError, FleetKeyError) as error:
         sys.exit(_fail(str(error), 2))
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -10,11 +10,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from gateway import handlers, introspect, tokenize
+from gateway.addresses import AddressList
 from gateway.config import GatewayConfig
 from gateway.dispatch import Dispatcher
 from gateway.errors import INTERNAL, Answer, GatewayError, answer_for
-from gateway.fleet import Fleet, Identity
-from gateway.index.prefix_index import PrefixIndex
+from gateway.fleet import Fleet
+from gateway.identity import Identity
+from gateway.index.factory import make_index
 from gateway.index.reader import IndexReader
 from gateway.keys import (
     BUDGET,
@@ -34,14 +36,17 @@ from gateway.keys import (
     Lifecycle,
 )
 from gateway.metrics import Metrics
+from gateway.records_gate import RecordsGate
 from gateway.router import Router
 from gateway.routing.registry import make_policy
 from gateway.tokens import PromptTokenizer
 from gateway.traces import Traces
 from gateway.upstream import RetryBudget, Upstream
+from gateway.wire import Wire
 from replica.protocol import headers
 from replica.protocol.openai import RequestError, error_body
 from replica.protocol.records import Keys
+from replica.protocol.redis_url import parse_redis_url
 from replica.protocol.text import ModelText
 
 log = logging.getLogger(__name__)
@@ -64,8 +69,9 @@ def make_app(
     app[LIFECYCLE] = Lifecycle(started_at=int(time.time()))
     app[METRICS] = Metrics(registry or CollectorRegistry())
     app[TRACES] = Traces()
-    app[FLEET] = Fleet(Identity(text.model_fingerprint, text.tokenizer_fingerprint))
-    app[INDEX] = PrefixIndex()
+    app[TOKENIZER] = PromptTokenizer(text, config.tokenise_threads)
+    app[FLEET] = Fleet(Identity.of(text, app[TOKENIZER].encoder.encode))
+    app[INDEX] = make_index(config.index_max_blocks)
     app[ROUTER] = Router(app[FLEET], app[INDEX], make_policy(config.policy))
     app[BUDGET] = RetryBudget(config.retry_budget, clock)
     app.cleanup_ctx.extend([tokenizer, upstream, reader])
@@ -91,7 +97,6 @@ def make_app(
 
 
 async def tokenizer(app: web.Application) -> AsyncIterator[None]:
-    app[TOKENIZER] = PromptTokenizer(app[TEXT], app[CONFIG].tokenise_threads)
     yield
     app[TOKENIZER].close()
 
@@ -113,14 +118,15 @@ async def upstream(app: web.Application) -> AsyncIterator[None]:
 
 async def reader(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
+    url, keys = parse_redis_url(config.redis_url), Keys(config.fleet)
     index_reader = IndexReader(
-        config.redis_url,
-        Keys(config.fleet),
+        lambda: Wire(url, keys),
         app[INDEX],
         app[FLEET],
         app[METRICS],
         on_fleet=app[DISPATCHER].arrivals.notify,
         clock=app[CLOCK],
+        gate=RecordsGate(keys, config.signer, AddressList(config.replica_networks)),
     )
     task = asyncio.create_task(index_reader.run(), name="index reader")
     yield

@@ -3,7 +3,11 @@
 import ipaddress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+
+from gateway.addresses import DEFAULT_NETWORKS, AddressList
+from gateway.index.prefix_index import MAX_BLOCKS
+from replica.protocol.redis_url import RedisUrlError, parse_redis_url
+from replica.protocol.signing import Signer
 
 MIB = 1 << 20
 
@@ -37,12 +41,17 @@ class Timeouts:
 class GatewayConfig:
     model: Path
     """Folder in Hugging Face format; only its text side is read."""
-    redis_url: str
+    redis_url: str = field(repr=False)
+    """See replica/protocol/redis_url.py."""
     model_name: str | None = None
     """The name clients use; None: the folder's own."""
     host: str = "127.0.0.1"
     port: int = 8000
     fleet: str = "default"
+    signer: Signer = field(default_factory=Signer)
+    """With the fleet's key, if it has one."""
+    replica_networks: tuple[str, ...] = DEFAULT_NETWORKS
+    """Where replicas may live; see addresses.py."""
     policy: str = "ttft"
     timeouts: Timeouts = field(default_factory=Timeouts)
     body_limit: int = 8 * MIB
@@ -50,20 +59,30 @@ class GatewayConfig:
     retry_budget: float = 0.2
     """Requests being retried at any moment, as a share of all live ones; one is always allowed."""
     tokenise_threads: int = 2
+    index_max_blocks: int = MAX_BLOCKS
+    """Distinct KV blocks in the index. A replica that finds no room is routed to by its load alone."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
         if not self.fleet or set(self.fleet) & set("{}: \n"):
             raise ConfigError(f"fleet must be a plain name, not {self.fleet!r}")
-        if urlsplit(self.redis_url).scheme not in ("redis", "rediss", "unix"):
-            raise ConfigError("redis_url must begin with redis://, rediss:// or unix://")
+        try:
+            parse_redis_url(self.redis_url)
+        except RedisUrlError as error:
+            raise ConfigError(f"redis_url: {error}") from error
+        try:
+            AddressList(self.replica_networks)
+        except ValueError as error:
+            raise ConfigError(f"replica_networks: {error}") from error
         if self.body_limit < 1:
             raise ConfigError(f"body_limit must be at least 1 byte, not {self.body_limit}")
         if not 0 <= self.retry_budget <= 1:
             raise ConfigError(f"retry_budget must be between 0 and 1, not {self.retry_budget}")
         if self.tokenise_threads < 1:
             raise ConfigError(f"tokenise_threads must be at least 1, not {self.tokenise_threads}")
+        if self.index_max_blocks < 1:
+            raise ConfigError(f"index_max_blocks must be at least 1, not {self.index_max_blocks}")
 
     @property
     def is_loopback(self) -> bool:
@@ -73,10 +92,3 @@ class GatewayConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
-
-    @property
-    def redis_address(self) -> str:
-        """The Redis URL without user and password, for messages."""
-        parts = urlsplit(self.redis_url)
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit((parts.scheme, host, parts.path, "", ""))

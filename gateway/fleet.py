@@ -6,11 +6,11 @@ re-registration can reset them.
 
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gateway.identity import Difference, Identity
 from gateway.routing.base import ReplicaView
-from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
 from replica.protocol.records import HEARTBEAT_TTL_S, Heartbeat, ReplicaState
 
 NEWER_S = 0.05
@@ -26,23 +26,6 @@ TRUST_WEIGHT = 0.2
 """Of the newest observation: a replica that lies loses half its credit within three requests."""
 
 FORGET_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a replica must agree with before its digest means anything here."""
-
-    model_fingerprint: str
-    tokenizer_fingerprint: str
-
-    def differences(self, heartbeat: Heartbeat) -> list[str]:
-        pairs = {
-            "model fingerprint": (self.model_fingerprint, heartbeat.model_fingerprint),
-            "tokenizer fingerprint": (self.tokenizer_fingerprint, heartbeat.tokenizer_fingerprint),
-            "block size": (BLOCK_SIZE, heartbeat.block_size),
-            "hash version": (HASH_VERSION, heartbeat.hash_version),
-        }
-        return [f"{name} {theirs}, here {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +115,16 @@ class Status:
     heartbeat: Heartbeat
     state: str
     """ready, draining, ejected (by the breaker) or gone."""
-    compatible: bool
+    differences: tuple[Difference, ...]
+    """What keeps its digest from being used: such a replica is routed to by load alone."""
     leases: int
     queue_tokens: int
     trust: float
     reuse: float
+
+    @property
+    def compatible(self) -> bool:
+        return not self.differences
 
 
 class Fleet:
@@ -148,15 +136,15 @@ class Fleet:
     def __repr__(self) -> str:
         return f"<Fleet {' '.join(sorted(self._members)) or 'empty'}>"
 
-    def update(self, beats: Mapping[str, Beat], now: float, *, wiped: bool = False) -> None:
-        """All heartbeats there are now. A replica without one is out of rotation at once; only where all of Redis was
-        `wiped` are those that we know kept until their last heartbeat would have expired."""
+    def update(self, beats: Mapping[str, Beat], now: float, kept: Collection[str] = ()) -> None:
+        """All heartbeats there are now. A replica without one is out of rotation at once, but for those `kept`, whose
+        heartbeat Redis may have lost."""
         self._frozen = False
         for replica, beat in beats.items():
             self._take(replica, beat, now - beat.age_s)
         for replica, member in list(self._members.items()):
             if replica not in beats:
-                member.present = wiped and now <= member.beat_at + HEARTBEAT_TTL_S
+                member.present = member.present and replica in kept
                 if not member.present and not member.leases and now > member.beat_at + FORGET_S:
                     del self._members[replica]
 
@@ -239,7 +227,8 @@ class Fleet:
         member = self._members.get(replica)
         return member is not None and not self._identity.differences(member.heartbeat)
 
-    def differences(self, replica: str) -> list[str]:
+    def differences(self, replica: str) -> tuple[Difference, ...]:
+        """What keeps its digest from being used. Raises KeyError."""
         return self._identity.differences(self._members[replica].heartbeat)
 
     def present(self) -> tuple[str, ...]:
@@ -250,7 +239,7 @@ class Fleet:
             replica: Status(
                 heartbeat=member.heartbeat,
                 state=self._state(member, now),
-                compatible=not self._identity.differences(member.heartbeat),
+                differences=self._identity.differences(member.heartbeat),
                 leases=member.leases,
                 queue_tokens=member.own_tokens + member.others_tokens,
                 trust=member.trust,

@@ -84,6 +84,7 @@ async def replicas(request: web.Request) -> web.Response:
                 "seq": None if position is None else position[1],
                 "synced": position is not None,
                 "compatible": status.compatible,
+                "differences": [str(difference) for difference in status.differences],
                 "indexed_blocks": index.blocks(replica),
                 "load": asdict(status.heartbeat.load),
                 "cost": asdict(status.heartbeat.cost),

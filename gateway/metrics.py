@@ -5,6 +5,7 @@ from collections import Counter as Tally
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.fleet import Fleet
+from gateway.identity import KINDS
 from gateway.index.prefix_index import PrefixIndex
 
 TTFT_BUCKETS_S = (
@@ -41,9 +42,14 @@ class Metrics:
         self.retries = counter("retries", "Attempts that failed before the client saw a byte", ("reason",))
         self.replicas = gauge("replicas", "Replicas, by state", ("state",))
         self.index_blocks = gauge("index_blocks", "Blocks in the index, by replica", ("replica",))
+        self.index_entries = gauge("index_entries", "Distinct blocks in the index, those not swept yet included")
+        self.index_bytes = gauge("index_bytes", "Memory of the index, about")
         self.in_flight = gauge("requests_in_flight", "Requests that a replica is working on")
         self.resyncs = counter("resyncs", "Times a replica's digest had to be read anew", ("reason",))
-        self.bad_records = counter("bad_records", "Records in Redis that can't be read or believed")
+        self.bad_records = counter("bad_records", "Records in Redis that can't be read or believed", ("reason",))
+        self.incompatible = gauge(
+            "incompatible_replicas", "Replicas that get no credit for their cache, by what differs", ("difference",)
+        )
         self.lag = gauge("digest_lag_seconds", "Age of the newest digest delta when it was applied")
         self.redis = gauge("redis_up", "Whether Redis can be reached")
 
@@ -59,8 +65,8 @@ class Metrics:
     def resync(self, reason: str) -> None:
         self.resyncs.labels(reason).inc()
 
-    def bad_record(self) -> None:
-        self.bad_records.inc()
+    def bad_record(self, reason: str) -> None:
+        self.bad_records.labels(reason).inc()
 
     def digest_lag(self, seconds: float) -> None:
         self.lag.set(seconds)
@@ -72,9 +78,19 @@ class Metrics:
         """The exposition, with gauges of fleet and index as they are now."""
         statuses = fleet.statuses(now)
         tally = Tally(status.state for status in statuses.values())
+        differences = Tally(
+            kind
+            for status in statuses.values()
+            if status.state != "gone"
+            for kind in {difference.kind for difference in status.differences}
+        )
+        for kind in KINDS:
+            self.incompatible.labels(kind).set(differences[kind])
         for state in STATES:
             self.replicas.labels(state).set(tally[state])
         self.in_flight.set(sum(status.leases for status in statuses.values()))
+        self.index_entries.set(len(index))
+        self.index_bytes.set(index.bytes)
         self.index_blocks.clear()
         for replica in index.replicas():
             self.index_blocks.labels(replica).set(index.blocks(replica))

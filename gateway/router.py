@@ -4,9 +4,12 @@ from collections.abc import Set
 from dataclasses import replace
 
 from gateway.fleet import Fleet, Lease
-from gateway.index.prefix_index import PrefixIndex
+from gateway.index.prefix_index import EXPECT_MAX_BLOCKS, PrefixIndex
 from gateway.routing.base import Decision, Policy, ReplicaView, RouteRequest
 from replica.protocol.hashing import BLOCK_SIZE
+
+RENEW_MAX_BLOCKS = EXPECT_MAX_BLOCKS // 4
+"""With more, a generation of expectations would be full again at once, and each decision would renew them all."""
 
 Incarnation = tuple[str, str]
 """Replica id and epoch: a replica that came back is another one to a request that failed on it."""
@@ -24,8 +27,7 @@ class Router:
         if not views:
             return None
         if self.index.expire(now):
-            for waiting in self.fleet.prefilling():
-                self.index.expect(waiting.replica, waiting.hashes)
+            self._renew()
         matches = self.index.match(request.hashes)
         candidates = [
             replace(view, matched_blocks=matches[view.id].expected) if view.id in matches else view for view in views
@@ -38,6 +40,18 @@ class Router:
         lease = self.fleet.lease(decision.choice, request.tokens - decision.cached_tokens, held, now, choices)
         self.index.expect(decision.choice, held)
         return lease
+
+    def _renew(self) -> None:
+        """Expects again what requests still wait for: the newest ones, as far as RENEW_MAX_BLOCKS go."""
+        room = RENEW_MAX_BLOCKS
+        renewed = set[tuple[str, int]]()
+        for waiting in sorted(self.fleet.prefilling(), key=lambda lease: lease.taken_at, reverse=True):
+            if waiting.hashes and (waiting.replica, waiting.hashes[-1]) not in renewed:
+                room -= len(waiting.hashes)
+                if room < 0:
+                    return
+                renewed.add((waiting.replica, waiting.hashes[-1]))
+                self.index.expect(waiting.replica, waiting.hashes)
 
     @staticmethod
     def _may_take(view: ReplicaView, tokens: int, tried: Set[Incarnation]) -> bool:

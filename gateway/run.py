@@ -15,6 +15,8 @@ from gateway.config import GatewayConfig
 from gateway.errors import StartError
 from gateway.wire import Wire
 from replica.protocol.records import Keys
+from replica.protocol.redis_link import explain
+from replica.protocol.redis_url import parse_redis_url
 from replica.protocol.text import ModelFolderError, ModelText
 
 REDIS_START_S = 3.0
@@ -71,12 +73,12 @@ async def serve(config: GatewayConfig, text: ModelText, listener: socket.socket)
 
 
 async def reach_redis(config: GatewayConfig) -> None:
+    url = parse_redis_url(config.redis_url)
     try:
-        async with asyncio.timeout(REDIS_START_S), Wire(config.redis_url, Keys(config.fleet)):
-            pass
-    except (RedisError, OSError, TimeoutError, ValueError) as error:
-        reason = str(error) or f"no answer within {REDIS_START_S:g} s"
-        raise StartError(f"can't reach Redis at {config.redis_address}: {reason}") from error
+        async with asyncio.timeout(REDIS_START_S), Wire(url, Keys(config.fleet)) as wire:
+            await wire.warn_of_eviction()
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StartError(f"can't use Redis at {url}: {explain(error)}") from error
 
 
 def _authority(host: str, listener: socket.socket) -> str:

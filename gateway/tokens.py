@@ -37,7 +37,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True)
 class Prompt:
     tokens: list[int]
-    hashes: list[int]
+    hashes: "array[int]"
+    """Of 64 bits each, as the index takes them without converting."""
 
 
 class SegmentMemo:
@@ -189,7 +190,7 @@ class PromptTokenizer:
     def _prompt(self, tokens: list[int], salt: str | None) -> Prompt:
         if not tokens:
             raise RequestError("the prompt has no tokens", code="invalid_value")
-        return Prompt(tokens, block_hashes(tokens, self._namespace(salt)))
+        return Prompt(tokens, array("Q", block_hashes(tokens, self._namespace(salt))))
 
     def _namespace_of(self, salt: str | None) -> int:
         text = self._text

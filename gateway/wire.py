@@ -1,33 +1,47 @@
-"""The few Redis commands of a gateway, typed. One connection, which reports every loss: retrying is the reader's."""
+"""The few Redis commands of a gateway, typed. One connection, which reports every loss: retrying is the reader's.
+
+Nothing is read that is longer than it may be: what lies in Redis may have been put there by anybody.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-from replica.protocol.records import HEARTBEAT_TTL_S, Keys, RecordError
+from replica.protocol.records import (
+    HEARTBEAT_MAX_BYTES,
+    HEARTBEAT_TTL_S,
+    REPLICAS_MAX,
+    SNAPSHOT_HEAD_MAX_BYTES,
+    Keys,
+    RecordError,
+    check_snapshot_size,
+)
+from replica.protocol.redis_link import RedisLink
+from replica.protocol.redis_url import RedisUrl
 
 BATCH = 500
 SOCKET_S = 5.0
+"""A Redis that takes a second for each reply is slow, not lost."""
 WANTED_EX_S = 10
 
 StreamId = tuple[int, int]
 ZERO: StreamId = (0, 0)
 Entry = tuple[StreamId, dict[bytes, bytes]]
 
+_OTHER_TYPE = b"(its key holds another type)"
+"""Stands for a value that can't be read: no record, and one that says why in the log."""
+
 
 def stream_id(raw: bytes | str) -> StreamId:
     """Raises RecordError."""
-    text = raw.decode() if isinstance(raw, bytes) else raw
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     milliseconds, _, sequence = text.partition("-")
-    try:
-        return int(milliseconds), int(sequence or 0)
-    except ValueError as error:
-        raise RecordError(f"stream id {text!r}") from error
+    if not all(part.isascii() and part.isdigit() and len(part) <= 20 for part in (milliseconds, sequence or "0")):
+        raise RecordError(f"stream id {text[:64]!r}")
+    return int(milliseconds), int(sequence or 0)
 
 
 def format_id(value: StreamId) -> str:
@@ -54,46 +68,44 @@ class StreamState:
 class Wire:
     """Use it as an async context manager. Methods raise RedisError, OSError or TimeoutError on a lost connection."""
 
-    def __init__(self, url: str, keys: Keys) -> None:
+    def __init__(self, url: RedisUrl, keys: Keys) -> None:
         self._keys = keys
-        # NOTE: the library's types are unions over protocols and decodings, so they are given up here, once.
-        self._redis: Any = Redis.from_url(
-            url,
-            decode_responses=False,
-            protocol=2,
-            single_connection_client=True,
-            socket_timeout=SOCKET_S,
-            socket_connect_timeout=SOCKET_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._link = RedisLink(url, keys.stream, SOCKET_S)
 
     async def __aenter__(self) -> "Wire":
-        try:
-            await self._redis.initialize()
-            await self._redis.ping()
-        except BaseException:
-            await self._redis.aclose()
-            raise
+        await self._link.__aenter__()
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self._redis.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._link.__aexit__(kind, error, trace)
+
+    @property
+    def redis(self) -> Any:
+        return self._link.redis
+
+    async def warn_of_eviction(self) -> None:
+        await self._link.warn_of_eviction()
 
     async def next_entries(self, after: StreamId, wait_s: float) -> list[Entry]:
         """Waits for entries, at most so long."""
         block_ms = max(1, round(wait_s * 1000))
-        reply = await self._redis.xread({self._keys.stream: format_id(after)}, count=BATCH, block=block_ms)
+        reply = await self.redis.xread({self._keys.stream: format_id(after)}, count=BATCH, block=block_ms)
         return [(stream_id(raw_id), fields) for _, entries in reply for raw_id, fields in entries]
 
     async def entries(self, after: StreamId) -> list[Entry]:
         """The next BATCH entries there are; fewer at the end."""
-        reply = await self._redis.xrange(self._keys.stream, min=f"({format_id(after)}", count=BATCH)
+        reply = await self.redis.xrange(self._keys.stream, min=f"({format_id(after)}", count=BATCH)
         return [(stream_id(raw_id), fields) for raw_id, fields in reply]
 
     async def stream_state(self) -> StreamState:
         try:
-            info = await self._redis.xinfo_stream(self._keys.stream)
-        except ResponseError:
+            info = await self.redis.xinfo_stream(self._keys.stream)
+        except ResponseError as error:
+            # NOTE: every refusal is a ResponseError; only one of them says that there is no stream.
+            if "no such key" not in str(error).lower():
+                raise
             return StreamState(first=ZERO, last=ZERO, added=0, exists=False, untrimmed=True)
         last = stream_id(info["last-generated-id"])
         return StreamState(
@@ -105,36 +117,68 @@ class Wire:
         )
 
     async def members(self) -> list[str]:
-        return sorted(name.decode(errors="replace") for name in await self._redis.smembers(self._keys.replicas))
+        """Names as they are, also odd ones; REPLICAS_MAX of them at most, even if more are there."""
+        await self._link.verify()
+        names = await self.redis.srandmember(self._keys.replicas, REPLICAS_MAX)
+        return sorted(name.decode(errors="replace") for name in names)
 
     async def heartbeats(self, names: Sequence[str]) -> dict[str, tuple[bytes, float]]:
         """Of those that have one: the record and its age in seconds.
 
-        The age comes from the key's remaining life, so by no clock but Redis's own.
+        The age comes from the key's remaining life, so by no clock but Redis's own, and is negative where that was set
+        back. Of a record that is too long just enough is read to see that.
         """
         if not names:
             return {}
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.mget([self._keys.heartbeat(name) for name in names])
+        pipeline = self.redis.pipeline(transaction=False)
         for name in names:
+            pipeline.getrange(self._keys.heartbeat(name), 0, HEARTBEAT_MAX_BYTES)
             pipeline.pttl(self._keys.heartbeat(name))
-        values, *ttls_ms = await pipeline.execute()
+        replies = await _executed(pipeline)
         return {
-            name: (value, 0.0 if ttl_ms < 0 else max(0.0, HEARTBEAT_TTL_S - ttl_ms / 1000))
-            for name, value, ttl_ms in zip(names, values, ttls_ms, strict=True)
-            if value is not None
+            name: (value, 0.0 if ttl_ms < 0 else HEARTBEAT_TTL_S - ttl_ms / 1000)
+            for name, value, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)
+            if value
         }
 
-    async def snapshots(self, names: Sequence[str]) -> dict[str, tuple[bytes | None, bool]]:
-        """The snapshot, if any, and whether a new one is wanted still."""
-        pipeline = self._redis.pipeline(transaction=False)
+    async def snapshot_heads(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The beginnings of the snapshots that are there: enough to tell one from another."""
+        pipeline = self.redis.pipeline(transaction=False)
         for name in names:
-            pipeline.exists(self._keys.snapshot_wanted(name))
-            pipeline.get(self._keys.snapshot(name))
-        replies = await pipeline.execute()
-        return {
-            name: (data, bool(wanted)) for name, wanted, data in zip(names, replies[::2], replies[1::2], strict=True)
-        }
+            pipeline.getrange(self._keys.snapshot(name), 0, SNAPSHOT_HEAD_MAX_BYTES - 1)
+        return {name: head for name, head in zip(names, await _executed(pipeline), strict=True) if head}
+
+    async def snapshot(self, name: str) -> bytes | None:
+        """Of one whose length isn't what it says itself only the beginning is read; one that is being written anew
+        meanwhile is none."""
+        start, size = before = await self._start_and_size(name)
+        if size <= len(start):
+            return start if start and size == len(start) else None
+        try:
+            check_snapshot_size(start, size)
+        except RecordError:
+            return start if before == await self._start_and_size(name) else None
+        value = bytes(await self.redis.getrange(self._keys.snapshot(name), 0, size - 1))
+        return value if value.startswith(start) and len(value) == size else None
+
+    async def _start_and_size(self, name: str) -> tuple[bytes, int]:
+        key = self._keys.snapshot(name)
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.getrange(key, 0, SNAPSHOT_HEAD_MAX_BYTES - 1)
+        pipeline.strlen(key)
+        start, size = await _executed(pipeline)
+        return bytes(start), len(start) if size == _OTHER_TYPE else int(size)
 
     async def want_snapshot(self, name: str) -> None:
-        await self._redis.set(self._keys.snapshot_wanted(name), b"1", ex=WANTED_EX_S)
+        await self.redis.set(self._keys.snapshot_wanted(name), b"1", ex=WANTED_EX_S)
+
+
+async def _executed(pipeline: Any) -> list[Any]:
+    """Replies in which one key of a wrong type doesn't hide the others."""
+    replies = await pipeline.execute(raise_on_error=False)
+    for number, reply in enumerate(replies):
+        if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+            replies[number] = _OTHER_TYPE
+        elif isinstance(reply, BaseException):
+            raise reply
+    return list(replies)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.base import INT8_LAYOUT, PAGE_SIZE, Int8Weight, Kernels, KVDtype, KVPages, kv_page_bytes
-from kernels.build import BuildError, load
+from kernels.build import load
 from kernels.cpu import CpuKernels
+from native.build import BuildError
 
 __all__ = [
     "INT8_LAYOUT",

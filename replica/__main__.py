@@ -1,5 +1,6 @@
 """`python -m replica`: flags -> ReplicaConfig -> run."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,20 @@ WaitingTokens = Annotated[
         "Default: four times what the KV memory holds."
     ),
 ]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RYOKAN_REDIS_URL",
+        help="Redis of the fleet to join: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. "
+        "Left out, the replica serves alone.",
+    ),
+]
+FleetKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the fleet's key, which signs what is published. Default: RYOKAN_FLEET_KEY, or unsigned."
+    ),
+]
 
 
 def main(
@@ -34,10 +49,9 @@ def main(
     served_model_name: Annotated[
         str | None, typer.Option(help="The model name that clients send. Default: the model's own.")
     ] = None,
-    redis_url: Annotated[
-        str | None, typer.Option(help="Redis of the fleet to join. Left out, the replica serves alone.")
-    ] = None,
+    redis_url: RedisUrl = None,
     fleet: Annotated[str, typer.Option(help="Name of the fleet within that Redis.")] = "default",
+    fleet_key_file: FleetKeyFile = None,
     id: Annotated[str | None, typer.Option(help="Name of this replica, unique in the fleet. Default: random.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
@@ -64,6 +78,7 @@ def main(
     import logging
 
     from replica.model.source import resolve_model
+    from replica.protocol.signing import FleetKeyError, Signer
     from replica.protocol.text import ModelFolderError
     from replica.publisher import IdTaken, RedisUnreachable
     from replica.run import run
@@ -80,6 +95,7 @@ def main(
             advertised_url=url,
             redis_url=redis_url,
             fleet=fleet,
+            signer=Signer.load(fleet_key_file),
             max_waiting=max_waiting,
             max_waiting_tokens=max_waiting_tokens,
             drain_s=drain_s,
@@ -95,7 +111,7 @@ def main(
             ),
         )
         code = asyncio.run(run(config))
-    except (ConfigError, ModelFolderError, RedisUnreachable, IdTaken) as error:
+    except (ConfigError, FleetKeyError, ModelFolderError, RedisUnreachable, IdTaken) as error:
         typer.echo(f"ryokan replica: {error}", err=True)
         raise typer.Exit(1) from error
     raise typer.Exit(code)

@@ -7,6 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from replica.protocol.redis_url import RedisUrlError, parse_redis_url
+from replica.protocol.signing import Signer
+
 _STEP_TOKENS_PER_THREAD = 256
 
 
@@ -82,9 +85,11 @@ class ReplicaConfig:
     """0: any free one."""
     advertised_url: str | None = None
     """What gateways connect to; None: http://host:port."""
-    redis_url: str | None = None
-    """None: serve alone, unknown to any gateway."""
+    redis_url: str | None = field(default=None, repr=False)
+    """See replica/protocol/redis_url.py. None: serve alone, unknown to any gateway."""
     fleet: str = "default"
+    signer: Signer = field(default_factory=Signer)
+    """With the fleet's key, if it has one."""
     max_waiting: int = 1024
     """Requests waiting in the queue; more are refused with 503."""
     max_waiting_tokens: int | None = None
@@ -96,6 +101,17 @@ class ReplicaConfig:
     def __post_init__(self) -> None:
         if not self.id or not self.id.isascii() or not all(c.isalnum() or c in "-_." for c in self.id):
             raise ConfigError(f"id: {self.id!r} may hold only letters, digits, '-', '_' and '.'")
+        if len(self.id) > 128:
+            raise ConfigError("id: longer than 128 characters")
+        if not self.fleet or set(self.fleet) & set("{}: \n"):
+            raise ConfigError(f"fleet must be a plain name, not {self.fleet!r}")
+        if self.redis_url is not None:
+            try:
+                parse_redis_url(self.redis_url)
+            except RedisUrlError as error:
+                raise ConfigError(f"redis_url: {error}") from error
+            if self.host in ("0.0.0.0", "::") and self.advertised_url is None:
+                raise ConfigError(f"url: gateways can't connect to {self.host}, so it must be given")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is no port")
         if self.max_waiting < 1:

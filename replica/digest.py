@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from replica.protocol.records import Delta, Snapshot, xor_root
 
+MAX_DELTA_BLOCKS = 8192
+"""64 KiB. More change at once only while Redis is away, and then a snapshot is due anyway."""
+
 
 def new_epoch() -> str:
     return secrets.token_hex(8)
@@ -25,6 +28,7 @@ class Digest:
     stream_id: str = "0-0"
     """Of the last stream entry known to hold everything up to `seq`."""
     snapshot_due: bool = True
+    max_delta_blocks: int = MAX_DELTA_BLOCKS
     _added: set[int] = field(default_factory=set)
     _removed: set[int] = field(default_factory=set)
     _changes_since_snapshot: int = 0
@@ -56,7 +60,8 @@ class Digest:
 
     def next_delta(self) -> Delta:
         """All changes so far as one delta, which counts as told from here on; perhaps an empty one, which lets readers
-        check where they stand."""
+        check where they stand. Too many changes for an entry of the stream are left out together with their seq: then
+        a snapshot is due."""
         added, removed = tuple(self._added), tuple(self._removed)
         self._added.clear()
         self._removed.clear()
@@ -65,6 +70,10 @@ class Digest:
         self.root ^= xor_root(added) ^ xor_root(removed)
         self.seq += 1
         self._changes_since_snapshot += len(added) + len(removed)
+        if len(added) + len(removed) > self.max_delta_blocks:
+            added = removed = ()
+            self.seq += 1
+            self.snapshot_due = True
         if self._changes_since_snapshot > max(1024, len(self.held) // 2):
             self.snapshot_due = True
         return Delta(self.replica, self.epoch, self.seq, added, removed, len(self.held), self.root)

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -16,13 +17,16 @@ from replica.config import ConfigError, ReplicaConfig
 from replica.digest import Digest
 from replica.engine import StepResult
 from replica.metrics import ReplicaMetrics
+from replica.protocol.canary import Fingerprints, fingerprints
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
-from replica.protocol.records import Heartbeat, ReplicaState
+from replica.protocol.records import Heartbeat, Keys, ReplicaState
+from replica.protocol.redis_url import parse_redis_url, without_secret
 from replica.protocol.text import ModelText
-from replica.publisher import Publisher, connect
+from replica.publisher import Publisher, PublisherThread, check_id_is_free
 from replica.server import make_app
 from replica.serving import Serving
 from replica.trace import TraceLog
+from replica.wire import Wire
 from replica.worker import EngineWorker
 
 _LOG = logging.getLogger(__name__)
@@ -51,22 +55,22 @@ async def run(config: ReplicaConfig) -> int:
     # What can fail quickly is tried before the weights are loaded.
     listener = _bind(config.host, config.port)
     url = config.advertised_url or f"http://{config.host}:{listener.getsockname()[1]}"
-    redis = connect(config.redis_url) if config.redis_url else None
+    connect = _redis(config)
+    await _check_id(config, connect)
     text = ModelText.load(config.folder, config.model_name)
     built = await asyncio.to_thread(build_engine, config)
+    # Another may have taken the id meanwhile.
+    await _check_id(config, connect)
 
     listeners = _Listeners()
     serving = _serving(config, text, built, listeners)
-    if redis is not None:
-        listeners.publisher = Publisher(
-            redis, config.fleet, Digest(config.id), lambda epoch: _heartbeat(serving, url, epoch)
-        )
+    publisher = _publisher(config, connect, serving, url, listeners)
     runner = web.AppRunner(make_app(serving), handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S)
     await runner.setup()
     await _listen(runner, listener)
     serving.worker.start()
-    if listeners.publisher is not None:
-        listeners.publisher.start()
+    if publisher is not None:
+        publisher.start()
     print(f"replica {config.id} ready on {url}", flush=True)
     try:
         await _until_stopped(serving)
@@ -74,13 +78,44 @@ async def run(config: ReplicaConfig) -> int:
             listeners.publisher.beat_soon()
         await _drain(serving, config.drain_s)
     finally:
-        if listeners.publisher is not None:
-            await asyncio.to_thread(listeners.publisher.stop)
+        if publisher is not None:
+            await asyncio.to_thread(publisher.stop)
         await runner.cleanup()
     if serving.worker.crashed.is_set():
         return 1
     await serving.worker.stop()
     return 0
+
+
+def _redis(config: ReplicaConfig) -> Callable[[], Wire] | None:
+    """What connects to the fleet's Redis, if there is one."""
+    if config.redis_url is None:
+        return None
+    url, keys = parse_redis_url(config.redis_url), Keys(config.fleet)
+    return lambda: Wire(url, keys, config.signer)
+
+
+async def _check_id(config: ReplicaConfig, connect: Callable[[], Wire] | None) -> None:
+    """Raises RedisUnreachable, IdTaken."""
+    if connect is not None and config.redis_url is not None:
+        await check_id_is_free(connect, config.id, without_secret(config.redis_url))
+
+
+def _publisher(
+    config: ReplicaConfig,
+    connect: Callable[[], Wire] | None,
+    serving: Serving,
+    url: str,
+    listeners: _Listeners,
+) -> PublisherThread | None:
+    if connect is None:
+        return None
+    same = fingerprints(serving.text)
+    beats = int(time.time() * 1000)
+    listeners.publisher = Publisher(
+        connect, Digest(config.id), lambda epoch: _heartbeat(serving, url, epoch, same), beats=beats
+    )
+    return PublisherThread(listeners.publisher)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -125,21 +160,20 @@ def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listene
     )
 
 
-def _heartbeat(serving: Serving, url: str, epoch: str) -> Heartbeat:
+def _heartbeat(serving: Serving, url: str, epoch: str, same: Fingerprints) -> Heartbeat:
     status = serving.worker.status
     return Heartbeat(
         replica=serving.replica_id,
         url=url,
         state=serving.state,
         model=serving.text.name,
-        model_fingerprint=serving.text.model_fingerprint,
-        tokenizer_fingerprint=serving.text.tokenizer_fingerprint,
         hash_version=HASH_VERSION,
         block_size=BLOCK_SIZE,
         max_context=serving.max_context,
         epoch=epoch,
         cost=status.cost,
         load=status.load,
+        **same,
     )
 
 

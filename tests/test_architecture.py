@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = ("gateway", "replica", "kernels", "loadtest", "deploy")
+OURS = ("adopt", "gateway", "replica", "kernels", "native", "loadtest", "deploy")
 
 
 def imports_of(path: Path) -> set[str]:
@@ -21,25 +21,29 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-CONTENDERS = ROOT / "loadtest/engine_bench/contenders"
-"""Programs that the engine's bench runs as processes of their own: each wraps an engine, ours among them, where the
-rest of loadtest sees only the public HTTP API."""
+INSIDERS = (ROOT / "loadtest/engine_bench/contenders", ROOT / "loadtest/index_bench")
+"""What loadtest runs as processes of their own to measure a part from inside, where the rest of it sees only the public
+HTTP API: programs that each wrap an engine, ours among them, and the gateway's index."""
 
 
 def files(*patterns: str) -> list[Path]:
-    """What is in CONTENDERS only where the pattern says so."""
+    """What is in INSIDERS only where the pattern says so."""
     found = [
         path
         for pattern in patterns
         for path in sorted(ROOT.glob(pattern))
-        if path.parent != CONTENDERS or "contenders" in pattern
+        if path.parent not in INSIDERS or pattern.startswith(str(path.parent.relative_to(ROOT)))
     ]
     assert found, f"no files match {patterns}"
     return found
 
 
 def every_file() -> list[Path]:
-    return files(*(f"{package}/**/*.py" for package in OURS), "loadtest/engine_bench/contenders/*.py")
+    return files(
+        *(f"{package}/**/*.py" for package in OURS),
+        "loadtest/engine_bench/contenders/*.py",
+        "loadtest/index_bench/*.py",
+    )
 
 
 def forbidden(path: Path, allowed: tuple[str, ...], among: tuple[str, ...]) -> set[str]:
@@ -51,17 +55,27 @@ def forbidden(path: Path, allowed: tuple[str, ...], among: tuple[str, ...]) -> s
     return {name for name in imports_of(path) if below(name, among) and not below(name, allowed)}
 
 
+ADOPT_MAY_USE: tuple[str, ...] = ("adopt", "replica.protocol", "replica.digest", "replica.publisher", "replica.wire")
+ADOPT_MAY_USE += ("replica.cost_model", "replica.cache.manager", "replica.answer.tool_calls", "replica.model.source")
+"""An adopted engine is a replica in all but the engine: it publishes as ours do, fits the same cost model, reads tool
+calls in the same way; and none of that loads torch."""
+
+
 @pytest.mark.parametrize(
     ("patterns", "allowed"),
     [
-        (["kernels/**/*.py"], ("kernels",)),
+        (["adopt/**/*.py"], ADOPT_MAY_USE),
+        (["native/**/*.py"], ("native",)),
+        (["kernels/**/*.py"], ("kernels", "native")),
         (["replica/**/*.py"], ("replica", "kernels")),
         (["replica/protocol/**/*.py"], ("replica.protocol",)),
-        (["gateway/**/*.py"], ("gateway", "replica.protocol")),
+        (["gateway/**/*.py"], ("gateway", "replica.protocol", "native")),
         (["loadtest/**/*.py"], ("loadtest", "replica.protocol")),
         (["loadtest/engine_bench/contenders/*.py"], ("loadtest.engine_bench.contenders", "replica")),
+        (["loadtest/index_bench/*.py"], ("loadtest", "gateway", "replica.protocol")),
         (["gateway/routing/*.py"], ("gateway.routing", "gateway.config", "gateway.errors", "replica.protocol")),
-        (["gateway/index/prefix_index.py"], ("gateway.index", "gateway.config", "gateway.errors", "replica.protocol")),
+        (["gateway/index/prefix_index.py", "gateway/index/plain_index.py"], ("gateway.index", "replica.protocol")),
+        (["gateway/index/native_index.py"], ("gateway.index", "native")),
     ],
 )
 def test_packages_keep_to_themselves(patterns: list[str], allowed: tuple[str, ...]) -> None:
@@ -72,7 +86,8 @@ def test_packages_keep_to_themselves(patterns: list[str], allowed: tuple[str, ..
 PURE = ["replica/scheduler.py", "replica/sequence.py", "replica/digest.py", "replica/cache/block_pool.py"]
 PURE += ["replica/cache/radix.py", "replica/cache/naive.py", "replica/cache/manager.py"]
 PURE += ["replica/urgency.py", "replica/backlog.py", "replica/admission.py"]
-PURE += ["gateway/routing/*.py", "gateway/index/prefix_index.py"]
+PURE += ["gateway/routing/*.py", "gateway/index/*_index.py", "gateway/index/follower.py", "gateway/index/pulses.py"]
+PURE += ["adopt/events.py", "adopt/mirror.py", "adopt/requests.py", "adopt/answers.py", "adopt/traffic.py"]
 IMPURE_MODULES: tuple[str, ...] = (
     "torch",
     "numpy",
@@ -93,7 +108,15 @@ def test_pure_parts_know_no_clock_no_network_no_tensors() -> None:
 
 
 TORCH_FREE = ["replica", "replica.protocol.text", "replica.scheduler", "replica.model.source"]
-TORCH_FREE += ["gateway.app", "deploy.cli", "loadtest.compare", "loadtest.engine_bench.run"]
+TORCH_FREE += [
+    "adopt.run",
+    "adopt.__main__",
+    "native.build",
+    "gateway.app",
+    "deploy.cli",
+    "loadtest.compare",
+    "loadtest.engine_bench.run",
+]
 
 
 def test_the_gateway_names_no_tensor_library() -> None:

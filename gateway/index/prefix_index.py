@@ -1,33 +1,52 @@
-"""Which replica holds which KV block: block hash -> bitmask of holders, walked once for all replicas.
+"""Which replica holds which KV block: what an index does, and when it may be believed.
 
-Every (replica, epoch) has a bit of its own, so voiding one is clearing a bit of the live mask, whatever it held. Dead
-bits stay behind in the entries and are swept a shard at a time by the calls that follow; then the bit is used again.
-Pure: time is an argument. A replica is either here, equal to its own cache as of its `seq`, or not here at all.
+A replica is either here, equal to its own cache as of its `seq`, or not here at all. Pure: time is an argument. A
+subclass keeps the sets themselves: `plain_index.py` in Python, `native_index.py` in C++.
+
+Every (replica, epoch) has a slot of its own, so voiding one is marking its slot dead, whatever it held. Dead slots stay
+behind in the entries until they are swept, a shard at a time; then the slot is used again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from replica.protocol.records import Delta, Snapshot
 
-SHARDS = 256
-"""Rebuilding one shard of an index of 10 million blocks takes about 5 ms."""
+SHARDS = 1024
+"""Parts of the index that grow, shrink and are swept one by one."""
+
+STEP_BLOCKS = 2048
+"""Blocks that are added or removed at a time: the event loop is held for about a millisecond at most."""
+
+MAX_BLOCKS = 20_000_000
+LOAD_SHARE = 0.95
+"""Of the room for blocks that a load may fill: the deltas of others must find some even while one is tried in vain."""
 
 EXPECT_TTL_S = 5.0
 EXPECT_MAX_BLOCKS = 1 << 17
 
+Hashes = Sequence[int] | bytes
+"""Block hashes: as numbers (quickest in an `array("Q")`), or as bytes, packed as they are in Redis."""
+
+_T = TypeVar("_T")
+
 
 class Applied(StrEnum):
-    """What became of a delta. After GAP, EPOCH and ROOT the replica is out of the index until it is loaded anew."""
+    """What became of a delta or snapshot. Where it is neither OK nor STALE, the replica is out of the index until it is
+    loaded anew."""
 
     OK = "ok"
     STALE = "stale"
-    """Known already: the same epoch, and no newer than what is here."""
+    """Known already: the same epoch, and no newer than what is here. Or overtaken, while it took several steps."""
     GAP = "gap"
     EPOCH = "epoch"
     ROOT = "root"
+    FULL = "full"
+    """The index has no room for it."""
 
 
 class Match(NamedTuple):
@@ -38,38 +57,52 @@ class Match(NamedTuple):
     """Held, or being computed for a request that was just sent there; never less than held."""
 
 
-@dataclass(slots=True)
-class _Slot:
+@dataclass(slots=True, eq=False)
+class Slot:
     replica: str
     epoch: str
-    bit: int
+    number: int
     seq: int = 0
     count: int = 0
     root: int = 0
 
 
-class PrefixIndex:
-    def __init__(self) -> None:
-        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
-        self._slots: dict[str, _Slot] = {}
-        self._by_bit: dict[int, _Slot] = {}
-        self._live = 0
-        self._free: list[int] = []
-        self._bits = 0
-        self._dead = 0
-        self._sweeping = 0
-        self._cursor = 0
-        self._expected: dict[int, int] = {}
-        self._expected_before: dict[int, int] = {}
-        self._rotate_at = 0.0
+class PrefixIndex(ABC):
+    """Not safe to share between threads, nor are several steps of one replica at a time."""
 
-    def __len__(self) -> int:
-        """Entries, dead ones included."""
-        return sum(map(len, self._shards))
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        """`max_blocks`: distinct hashes held at a time, over all replicas; what is expected has a bound of its own."""
+        self.max_blocks = max_blocks
+        self._slots: dict[str, Slot] = {}
+        self._changing: dict[str, Slot] = {}
+        """Of replicas that take several steps: they don't count meanwhile."""
+        self._replica_of: list[str] = []
+        """By the slot's number."""
+        self._free: list[int] = []
+        self._dead: list[int] = []
+        self._sweeping: list[int] = []
+        self._swept = 0
+        self._rotate_at = 0.0
 
     def __repr__(self) -> str:
         slots = ", ".join(f"{s.replica}@{s.epoch}#{s.seq}:{s.count}" for s in self._slots.values())
-        return f"<PrefixIndex {slots or 'empty'}>"
+        return f"<{type(self).__name__} {slots or 'empty'}>"
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Entries, dead ones included."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Of memory, about."""
+
+    @abstractmethod
+    def match(self, hashes: Sequence[int]) -> dict[str, Match]:
+        """For each replica that has, or expects, the first block: how many leading blocks.
+
+        Takes for granted that replicas evict from the end, so that whoever has a block has those before it, as soon as
+        a prompt is longer than 32 blocks."""
 
     def position(self, replica: str) -> tuple[str, int] | None:
         """Epoch and seq that the index equals; None where it can't say."""
@@ -86,45 +119,20 @@ class PrefixIndex:
     def hashes_of(self, replica: str) -> set[int]:
         """Scans the whole index: for tests and audits."""
         slot = self._slots.get(replica)
-        bit = 0 if slot is None else slot.bit
-        return {block for shard in self._shards for block, mask in shard.items() if mask & bit}
-
-    def match(self, hashes: Sequence[int]) -> dict[str, Match]:
-        """For each replica that has, or expects, the first block: how many leading blocks."""
-        shards, current, before = self._shards, self._expected, self._expected_before
-        held = either = self._live
-        held_depth: dict[int, int] = {}
-        result: dict[str, Match] = {}
-        depth = 0
-        for block in hashes:
-            if not either:
-                break
-            holders = shards[block % SHARDS].get(block, 0)
-            still_held = held & holders
-            if still_held != held:
-                for bit in _bits_of(held ^ still_held):
-                    held_depth[bit] = depth
-                held = still_held
-            # NOTE: a replica may hold a block whose parent it only expects, so the two walks narrow separately.
-            still_either = either & (holders | current.get(block, 0) | before.get(block, 0))
-            if still_either != either:
-                self._finish(result, either ^ still_either, held_depth, depth)
-                either = still_either
-            depth += 1
-        for bit in _bits_of(held):
-            held_depth[bit] = depth
-        self._finish(result, either, held_depth, depth)
-        return result
-
-    def _finish(self, result: dict[str, Match], bits: int, held_depth: dict[int, int], depth: int) -> None:
-        if depth == 0:
-            return
-        for bit in _bits_of(bits):
-            result[self._by_bit[bit].replica] = Match(held_depth.get(bit, depth), depth)
+        return set() if slot is None else self._hashes_of(slot)
 
     def apply(self, delta: Delta) -> Applied:
         """Takes one step of a replica's cache and checks the state that results against its count and root."""
-        self.sweep()
+        return _finish(self.apply_in_steps(delta))
+
+    def load(self, replica: str, snapshot: Snapshot, claimed: tuple[int, int] | None = None) -> Applied:
+        """Replaces all that is known of the replica: OK, FULL, or ROOT where its hashes don't give the count and root
+        that are claimed."""
+        return _finish(self.load_in_steps(replica, snapshot, claimed))
+
+    def apply_in_steps(self, delta: Delta) -> Generator[None, None, Applied]:
+        """`apply`, with a pause after each STEP_BLOCKS but the last. Between the pauses the replica isn't here.
+        Closed before its end, or where the replica was dropped or loaded meanwhile, it comes to nothing."""
         slot = self._slots.get(delta.replica)
         if slot is None or slot.epoch != delta.epoch:
             self.drop(delta.replica)
@@ -136,112 +144,150 @@ class PrefixIndex:
         elif delta.seq != slot.seq + 1:
             self.drop(delta.replica)
             return Applied.GAP
-        self._remove(slot, delta.removed)
-        self._add(slot, delta.added)
-        slot.seq = delta.seq
-        if (slot.count, slot.root) != (delta.count, delta.root):
-            self.drop(delta.replica)
-            return Applied.ROOT
-        return Applied.OK
+        claimed = delta.count, delta.root
+        return (yield from self._change(slot, delta.removed, delta.added, delta.seq, claimed, self.max_blocks))
 
-    def load(self, replica: str, snapshot: Snapshot) -> None:
-        """Replaces all that is known of the replica."""
+    def load_in_steps(
+        self, replica: str, snapshot: Snapshot, claimed: tuple[int, int] | None = None
+    ) -> Generator[None, None, Applied]:
+        """`load`, with pauses as in `apply_in_steps`. Where there is no room, what was loaded is swept away again."""
         self.drop(replica)
         slot = self._new_slot(replica, snapshot.epoch)
-        self._add(slot, snapshot.hashes)
-        slot.seq = snapshot.seq
+        room = int(self.max_blocks * LOAD_SHARE)
+        applied = yield from self._change(slot, (), snapshot.hashes, snapshot.seq, claimed, room)
+        if applied is Applied.FULL:
+            for _ in range(2 * SHARDS):
+                self.sweep()
+                yield
+        return applied
 
     def drop(self, replica: str) -> None:
         """Voids the replica, in constant time."""
-        slot = self._slots.pop(replica, None)
-        if slot is not None:
-            del self._by_bit[slot.bit]
-            self._live &= ~slot.bit
-            self._dead |= slot.bit
+        for known in (self._slots, self._changing):
+            slot = known.pop(replica, None)
+            if slot is not None:
+                self._set_live(slot, False)
+                self._dead.append(slot.number)
 
-    def expect(self, replica: str, hashes: Iterable[int]) -> None:
+    def expect(self, replica: str, hashes: Sequence[int]) -> None:
         """A request with this prefix was just sent there. Forgotten when evicted, or by the second `expire` after."""
         slot = self._slots.get(replica)
-        if slot is None:
-            return
-        bit, current = slot.bit, self._expected
-        for block in hashes:
-            current[block] = current.get(block, 0) | bit
+        if slot is not None:
+            self._expect(slot, hashes)
 
     def expire(self, now: float) -> bool:
         """Call it before each decision. Forgets expectations of EXPECT_TTL_S to twice that age, or of a generation
         that has grown too big; true where it did, so that those which still hold can be renewed."""
-        if now < self._rotate_at and len(self._expected) < EXPECT_MAX_BLOCKS:
+        if now < self._rotate_at and self._num_expected() < EXPECT_MAX_BLOCKS:
             return False
-        idle = now >= self._rotate_at + EXPECT_TTL_S
-        self._expected_before = {} if idle else self._expected
-        self._expected = {}
+        self._rotate(forget_all=now >= self._rotate_at + EXPECT_TTL_S)
         self._rotate_at = now + EXPECT_TTL_S
         return True
 
     def sweep(self, shards: int = 1) -> None:
-        """Rebuilds the next shards without dead bits, as long as there are any."""
+        """Takes dead slots out of the next shards, as long as there are any."""
         for _ in range(shards):
             if not self._sweeping:
                 if not self._dead:
                     return
-                self._sweeping, self._dead, self._cursor = self._dead, 0, 0
-            keep = ~self._sweeping
-            self._shards[self._cursor] = _masked(self._shards[self._cursor], keep)
-            self._cursor += 1
-            if self._cursor == SHARDS:
-                self._expected = _masked(self._expected, keep)
-                self._expected_before = _masked(self._expected_before, keep)
-                self._free.extend(_bits_of(self._sweeping))
-                self._sweeping = 0
+                self._sweeping, self._dead, self._swept = self._dead, [], 0
+            self._sweep(self._swept, self._sweeping)
+            self._swept += 1
+            if self._swept == SHARDS:
+                for number in self._sweeping:
+                    heapq.heappush(self._free, number)
+                self._sweeping = []
 
-    def _new_slot(self, replica: str, epoch: str) -> _Slot:
+    def _change(
+        self,
+        slot: Slot,
+        removed: Hashes,
+        added: Hashes,
+        seq: int,
+        claimed: tuple[int, int] | None,
+        max_blocks: int,
+    ) -> Generator[None, None, Applied]:
+        """Brings the slot to `seq`. It doesn't count until all is done and found to be as claimed: count and root."""
+        self._slots.pop(slot.replica, None)
+        self._changing[slot.replica] = slot
+        self._set_live(slot, False)
+        try:
+            budget = STEP_BLOCKS
+            for adds, hashes in ((False, removed), (True, added)):
+                start, total = 0, _length(hashes)
+                while start < total:
+                    if budget == 0:
+                        yield
+                        budget = STEP_BLOCKS
+                        if self._changing.get(slot.replica) is not slot:
+                            return Applied.STALE
+                    stop = min(total, start + budget)
+                    if not adds:
+                        self._remove(slot, hashes, start, stop)
+                    elif not self._add(slot, hashes, start, stop, max_blocks):
+                        return Applied.FULL
+                    budget -= stop - start
+                    start = stop
+            if claimed not in (None, (slot.count, slot.root)):
+                return Applied.ROOT
+            slot.seq = seq
+            self._slots[slot.replica] = self._changing.pop(slot.replica)
+            self._set_live(slot, True)
+            return Applied.OK
+        finally:
+            if self._changing.get(slot.replica) is slot:
+                self.drop(slot.replica)
+
+    def _new_slot(self, replica: str, epoch: str) -> Slot:
+        # Bounds the dead slots; the rest of the work is for whoever calls `sweep` by the clock.
+        self.sweep()
+        # Low numbers first: they decide how wide the sets are.
         if self._free:
-            bit = self._free.pop()
+            number = heapq.heappop(self._free)
+            self._replica_of[number] = replica
         else:
-            bit = 1 << self._bits
-            self._bits += 1
-        slot = _Slot(replica, epoch, bit)
-        self._slots[replica] = slot
-        self._by_bit[bit] = slot
-        self._live |= bit
-        return slot
+            number = len(self._replica_of)
+            self._replica_of.append(replica)
+        return Slot(replica, epoch, number)
 
-    def _add(self, slot: _Slot, hashes: Iterable[int]) -> None:
-        shards, bit = self._shards, slot.bit
-        count, root = slot.count, slot.root
-        for block in hashes:
-            shard = shards[block % SHARDS]
-            mask = shard.get(block, 0)
-            if not mask & bit:
-                shard[block] = mask | bit
-                count += 1
-                root ^= block
-        slot.count, slot.root = count, root
+    @abstractmethod
+    def _set_live(self, slot: Slot, live: bool) -> None: ...
 
-    def _remove(self, slot: _Slot, hashes: Iterable[int]) -> None:
-        keep = ~slot.bit
-        for block in hashes:
-            for overlay in (self._expected, self._expected_before):
-                if block in overlay:
-                    overlay[block] &= keep
-            shard = self._shards[block % SHARDS]
-            mask = shard.get(block, 0)
-            if mask & slot.bit:
-                slot.count -= 1
-                slot.root ^= block
-                if mask & keep:
-                    shard[block] = mask & keep
-                else:
-                    del shard[block]
+    @abstractmethod
+    def _add(self, slot: Slot, hashes: Hashes, start: int, stop: int, max_blocks: int) -> bool:
+        """False where that would have made more than `max_blocks` entries. Keeps the slot's count and root."""
+
+    @abstractmethod
+    def _remove(self, slot: Slot, hashes: Hashes, start: int, stop: int) -> None:
+        """Also ends what is expected of these blocks. Keeps the slot's count and root."""
+
+    @abstractmethod
+    def _expect(self, slot: Slot, hashes: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _num_expected(self) -> int:
+        """Entries in the current generation."""
+
+    @abstractmethod
+    def _rotate(self, *, forget_all: bool) -> None:
+        """The current generation of what is expected becomes the one before, and that is forgotten; or both are."""
+
+    @abstractmethod
+    def _sweep(self, shard: int, dead: list[int]) -> None:
+        """Takes the dead slots' numbers out of one shard, also of what is expected."""
+
+    @abstractmethod
+    def _hashes_of(self, slot: Slot) -> set[int]: ...
 
 
-def _bits_of(mask: int) -> Iterator[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+def _finish(steps: Generator[None, None, _T]) -> _T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: _T = stop.value
+            return result
 
 
-def _masked(entries: dict[int, int], keep: int) -> dict[int, int]:
-    return {block: mask & keep for block, mask in entries.items() if mask & keep}
+def _length(hashes: Hashes) -> int:
+    return len(hashes) // 8 if isinstance(hashes, bytes) else len(hashes)

@@ -1,36 +1,65 @@
 """Redis to index and fleet: the stream of digests, in order; heartbeats; and repair of whatever was lost between.
 
 One task, one connection. A replica's part of the index is right as of its `seq` or it is gone from the index and waits
-here for repair: its snapshot, then the stream from where the snapshot was taken. What the stream no longer has is
-asked of the replica itself. Any doubt about Redis (a lost connection, a wiped keyspace) ends in the same repair.
+for repair: its snapshot, then the stream from where the snapshot was taken. What the stream no longer has is asked of
+the replica itself. What is believed and what has to be repaired is decided in follower.py.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
-import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
 
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisError
 
+from gateway.addresses import DEFAULT_NETWORKS, AddressList
 from gateway.fleet import Beat, Fleet
+from gateway.index.follower import Follower
 from gateway.index.prefix_index import Applied, PrefixIndex
-from gateway.wire import BATCH, ZERO, Entry, StreamId, StreamState, Wire, stream_id
-from replica.protocol.records import Delta, Heartbeat, Keys, RecordError, Snapshot, StateChange, decode_entry
+from gateway.index.pulses import Pulses
+from gateway.records_gate import RecordsGate
+from gateway.wire import BATCH, ZERO, Entry, StreamId, StreamState, stream_id
+from replica.protocol.records import (
+    Delta,
+    Heartbeat,
+    Keys,
+    RecordError,
+    StateChange,
+    check_replica_id,
+    snapshot_position,
+)
+from replica.protocol.redis_link import Complaints, explain
+from replica.protocol.signing import Signer
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-RETRY_S = 0.2
-BACK_OFF_MAX_S = 2.0
+REPAIRS_AT_ONCE = 8
+"""Between two polls: a fleet that is joined must not be read in one go."""
+HOLD_S = 0.002
+BACK_OFF_MAX_S = 0.75
 COMPLAINTS_MAX = 1000
+SWEPT_AT_A_POLL = 64
+"""Shards: the whole index in 4 s."""
 
-REPLICA_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
-REPLICA_URL = re.compile(r"https?://(?!169\.254\.|\[fe80:)[^/?#@\s]+")
-"""What a replica may call itself and where it may live: records in Redis are not to be believed blindly."""
+_T = TypeVar("_T")
+
+
+class ReaderWire(Protocol):
+    """What the reader asks of Redis: `gateway.wire.Wire` in life. Raises RedisError, OSError or TimeoutError."""
+
+    async def next_entries(self, after: StreamId, wait_s: float) -> list[Entry]: ...
+    async def entries(self, after: StreamId) -> list[Entry]: ...
+    async def stream_state(self) -> StreamState: ...
+    async def members(self) -> list[str]: ...
+    async def heartbeats(self, names: Sequence[str]) -> dict[str, tuple[bytes, float]]: ...
+    async def snapshot_heads(self, names: Sequence[str]) -> dict[str, bytes]: ...
+    async def snapshot(self, name: str) -> bytes | None: ...
+    async def want_snapshot(self, name: str) -> None: ...
 
 
 class ReaderEvents(Protocol):
@@ -39,7 +68,7 @@ class ReaderEvents(Protocol):
     def resync(self, reason: str) -> None:
         """A replica's part of the index has to be read anew."""
 
-    def bad_record(self) -> None:
+    def bad_record(self, reason: str) -> None:
         """A record in Redis that can't be read or believed."""
 
     def digest_lag(self, seconds: float) -> None:
@@ -48,21 +77,10 @@ class ReaderEvents(Protocol):
     def redis_up(self, up: bool) -> None: ...
 
 
-@dataclass(slots=True)
-class _Repair:
-    reason: str
-    due: float = 0.0
-    asked: bool = False
-    """The replica was asked for a new snapshot."""
-    answered: bool = False
-    """It has taken note at the last look, and so has written one by the next."""
-
-
 class IndexReader:
     def __init__(
         self,
-        url: str,
-        keys: Keys,
+        connect: Callable[[], AbstractAsyncContextManager[ReaderWire]],
         index: PrefixIndex,
         fleet: Fleet,
         events: ReaderEvents,
@@ -70,9 +88,11 @@ class IndexReader:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
+        gate: RecordsGate | None = None,
     ) -> None:
-        self._url = url
-        self._keys = keys
+        """`gate` says which records are believed; without one, all that are well-formed."""
+        self._gate = gate or RecordsGate(Keys(), Signer(), AddressList(DEFAULT_NETWORKS))
+        self._connect = connect
         self._index = index
         self._fleet = fleet
         self._events = events
@@ -80,22 +100,23 @@ class IndexReader:
         self._clock = clock
         self._wall_clock = wall_clock
         self._jitter = jitter
+        self.follower = Follower(index, events.resync)
+        self.pulses = Pulses()
         self._cursor = ZERO
         self._added = 0
-        self._after: dict[str, StreamId] = {}
-        """Entries of a replica up to here are in its snapshot, or were read."""
-        self._epochs: dict[str, str] = {}
-        """Epochs of the heartbeats of the replicas that the index follows."""
-        self._repairs: dict[str, _Repair] = {}
+        self._announced: set[str] = set()
+        """Replicas that said something about themselves since the last poll."""
         self._complained: set[tuple[str, str]] = set()
+        self._losses = Complaints()
         self._poll_at = 0.0
+        self._held_since = 0.0
 
     async def run(self) -> None:
         """Until cancelled: reads, and connects again whenever the connection is lost."""
         failures = 0
         while not _cancelled():
             try:
-                async with Wire(self._url, self._keys) as wire:
+                async with self._connect() as wire:
                     await self._start(wire)
                     if failures:
                         log.warning("Redis is back")
@@ -103,213 +124,227 @@ class IndexReader:
                     while not _cancelled():
                         await self._step(wire)
             except (RedisError, OSError, TimeoutError) as error:
-                if failures == 0:
-                    log.warning("lost Redis, serving on from what is known: %s", error)
+                reason = explain(error)
+                if self._losses.is_new(reason, self._clock()):
+                    log.warning("lost Redis, serving on from what is known: %s", reason)
             self._fleet.freeze()
             self._events.redis_up(False)
             failures += 1
             ceiling = min(BACK_OFF_MAX_S, 0.05 * 2 ** min(failures, 10))
             await asyncio.sleep(ceiling * (0.5 + self._jitter() / 2))
 
-    async def _start(self, wire: Wire) -> None:
-        """Whatever was published while nobody listened may be lost: doubt every replica."""
+    async def _start(self, wire: ReaderWire) -> None:
+        """Goes on where the stream was left, if it's still there; what was lost meanwhile will show."""
         stream = await wire.stream_state()
-        self._cursor, self._added = stream.last, stream.added
-        for replica in self._epochs:
-            self._want(replica, "reconnect")
+        self.follower.connected()
+        self.pulses.connected(self._clock())
+        if self._cursor == ZERO:
+            self._cursor, self._added = stream.last, stream.added
         await self._poll(wire)
         self._events.redis_up(True)
-        await self._repair_due(wire)
 
-    async def _step(self, wire: Wire) -> None:
+    async def _step(self, wire: ReaderWire) -> None:
         """Reads what has come, at most until the next poll is due, and repairs what is due."""
-        due = min([self._poll_at, *(repair.due for repair in self._repairs.values())])
-        state_changed = False
-        for entry in await wire.next_entries(self._cursor, due - self._clock()):
+        due = min(self._poll_at, self.follower.next_due())
+        entries = await wire.next_entries(self._cursor, due - self._clock())
+        self._held_since = self._clock()
+        for entry in entries:
+            await self._take(entry)
             self._cursor = entry[0]
-            state_changed |= self._take(entry)
-        if state_changed or self._clock() >= self._poll_at:
+            await self._breathe()
+        if len(entries) < BATCH:
+            self.follower.check_promises(self._clock())
+        if self._announced or self._clock() >= self._poll_at:
             await self._poll(wire)
-        await self._repair_due(wire)
+        await self._repair(wire, self.follower.due(self._clock())[:REPAIRS_AT_ONCE])
 
-    def _take(self, entry: Entry) -> bool:
-        """Takes one stream entry; true where it says that heartbeats should be read now."""
+    async def _breathe(self) -> None:
+        """Lets others have the event loop, after a while."""
+        if self._clock() > self._held_since + HOLD_S:
+            await asyncio.sleep(0)
+            self._held_since = self._clock()
+
+    async def _take(self, entry: Entry) -> None:
         entry_id, fields = entry
         try:
-            record = decode_entry(fields)
+            record = self._gate.entry(fields)
         except RecordError as error:
             self._complain(_replica_of(entry), error)
-            return False
+            return
         if isinstance(record, StateChange):
-            return True
-        self._take_delta(entry_id, record)
-        return False
-
-    def _take_delta(self, entry_id: StreamId, delta: Delta) -> None:
-        replica = delta.replica
-        if replica not in self._epochs or entry_id <= self._after.get(replica, ZERO):
+            self._announced.add(record.replica)
             return
-        self._after[replica] = entry_id
-        repair = self._repairs.get(replica)
-        if repair is not None and self._index.position(replica) is None and delta.seq != 1:
-            return
-        applied = self._index.apply(delta)
+        applied = await _in_steps(self.follower.take(record, self._clock()))
         if applied is Applied.OK:
             self._events.digest_lag(max(0.0, self._wall_clock() - entry_id[0] / 1000))
-        elif applied is not Applied.STALE:
-            self._want(replica, applied.value)
+        elif applied is Applied.FULL:
+            self._say_full(record.replica)
 
-    def _want(self, replica: str, reason: str) -> None:
-        if replica not in self._repairs:
-            self._repairs[replica] = _Repair(reason)
-            self._events.resync(reason)
-
-    async def _poll(self, wire: Wire) -> None:
+    async def _poll(self, wire: ReaderWire) -> None:
         """Reads all heartbeats, and looks whether the stream is still the one that was being read."""
         self._poll_at = self._clock() + POLL_S
+        announced, self._announced = self._announced, set()
         members = await wire.members()
+        stream = await wire.stream_state()
+        # The heartbeats last: nothing is awaited between seeing a new epoch in them and voiding the old one.
         raw = await wire.heartbeats([name for name in members if self._is_valid_id(name)])
+        now = self._clock()
+        self.pulses.look(now)
         beats = {
-            name: Beat(heartbeat, age_s)
+            name: Beat(heartbeat, max(0.0, age_s))
             for name, (data, age_s) in raw.items()
             if (heartbeat := self._decode_beat(name, data)) is not None
+            and self.pulses.is_alive(name, heartbeat, now, now - age_s)
         }
-        self._fleet.update(beats, self._clock(), wiped=not members)
-        self._follow(beats)
-        self._check_stream(await wire.stream_state())
-        self._index.sweep(shards=16)
+        # One without a heartbeat may have lost it to Redis; one that left has said so.
+        kept = {
+            replica
+            for replica in self._fleet.present()
+            if replica not in beats and replica not in announced and self.pulses.may_be_alive(replica, now)
+        }
+        self._fleet.update(beats, now, kept)
+        self._follow(now)
+        self._check_stream(stream)
         self._on_fleet()
+        for _ in range(SWEPT_AT_A_POLL):
+            self._index.sweep()
+            await self._breathe()
+
+    def _follow(self, now: float) -> None:
+        """Follows the digests of the replicas that are there and talk about the same blocks as we do."""
+        heartbeats = {}
+        for replica in self._fleet.present():
+            differences = self._fleet.differences(replica)
+            if differences:
+                self.follower.forget(replica)
+                self._warn_once(replica, f"no credit for its cache: {'; '.join(map(str, differences))}")
+            else:
+                heartbeats[replica] = self._fleet.heartbeat(replica)
+        self.follower.heard(heartbeats, now)
 
     def _check_stream(self, stream: StreamState) -> None:
         if stream.last < self._cursor or stream.added < self._added:
-            # Wiped, or another Redis: with ids below ours nothing new would ever be read, and what was published
-            # just before is lost even where ids go on rising.
+            # Wiped, or another Redis: with ids below ours nothing new would ever be read.
             self._cursor = ZERO
-            self._after.clear()
-            for replica in self._epochs:
-                self._want(replica, "wiped")
+            self.follower.doubt("wiped")
+        elif stream.first > self._cursor and not stream.untrimmed:
+            self.follower.doubt("trimmed")
         self._added = stream.added
 
     def _is_valid_id(self, name: str) -> bool:
-        valid = REPLICA_ID.fullmatch(name) is not None
-        if not valid:
-            self._complain(name, RecordError("replica id has odd characters"))
-        return valid
+        try:
+            check_replica_id(name)
+        except RecordError as error:
+            self._complain(name, error)
+            return False
+        return True
 
     def _decode_beat(self, name: str, data: bytes) -> Heartbeat | None:
         try:
-            heartbeat = Heartbeat.decode(data)
-            if heartbeat.replica != name:
-                raise RecordError(f"heartbeat of {heartbeat.replica!r} under another replica's key")
-            if not REPLICA_URL.fullmatch(str(heartbeat.url)):
-                raise RecordError("heartbeat: its url may not be called")
+            return self._gate.heartbeat(name, data)
         except RecordError as error:
             self._complain(name, error)
             return None
-        return heartbeat
 
-    def _follow(self, beats: Mapping[str, Beat]) -> None:
-        """Follows the digests of the replicas that are there and talk about the same blocks as we do."""
-        for replica, beat in beats.items():
-            differences = self._fleet.differences(replica)
-            if differences:
-                self._unfollow(replica)
-                self._complain(replica, RecordError(f"no credit for its cache: {'; '.join(differences)}"))
-                continue
-            epoch = beat.heartbeat.epoch
-            known = self._epochs.get(replica)
-            self._epochs[replica] = epoch
-            position = self._index.position(replica)
-            if known is None:
-                self._want(replica, "join")
-            elif known != epoch and (position is None or position[0] != epoch):
-                self._index.drop(replica)
-                self._want(replica, "epoch")
-        for replica in self._epochs.keys() - set(self._fleet.present()):
-            self._unfollow(replica)
-
-    def _unfollow(self, replica: str) -> None:
-        self._index.drop(replica)
-        self._epochs.pop(replica, None)
-        self._after.pop(replica, None)
-        self._repairs.pop(replica, None)
-
-    async def _repair_due(self, wire: Wire) -> None:
-        now = self._clock()
-        due = [replica for replica, repair in self._repairs.items() if repair.due <= now]
-        if not due:
+    async def _repair(self, wire: ReaderWire, replicas: Sequence[str]) -> None:
+        """Loads snapshots, then replays the stream since; asks for new ones where that doesn't do."""
+        if not replicas:
             return
-        snapshots = await wire.snapshots(due)
+        heads = await wire.snapshot_heads(replicas)
         stream = await wire.stream_state()
-        started = {
-            replica: start
-            for replica, (data, wanted) in snapshots.items()
-            if (start := self._load(replica, data, wanted, stream)) is not None
-        }
+        started: dict[str, StreamId] = {}
+        for replica in replicas:
+            head = heads.get(replica, b"")
+            if head and head != self.follower.tried(replica) and self._may_do(replica, head, stream):
+                start = await self._load(replica, await wire.snapshot(replica))
+                if start is not None:
+                    started[replica] = start
+                await self._breathe()
         await self._replay(wire, started)
-        for replica in due:
-            if replica in started and self._index.position(replica) is not None:
-                del self._repairs[replica]
-            else:
-                await self._again(wire, replica)
+        for replica in replicas:
+            if not (replica in started and self.follower.repaired(replica)):
+                await self._ask(wire, replica, heads.get(replica, b""))
 
-    async def _again(self, wire: Wire, replica: str) -> None:
-        """Asks the replica for a snapshot, and looks again soon."""
-        repair = self._repairs[replica]
-        repair.due = self._clock() + RETRY_S
-        repair.asked = True
-        if repair.answered:
-            return
+    async def _ask(self, wire: ReaderWire, replica: str, tried: bytes) -> None:
+        self.follower.retry(replica, tried, self._clock())
         try:
             await wire.want_snapshot(replica)
-        except OutOfMemoryError as error:
-            self._complain(replica, RecordError(f"can't ask for a snapshot: {error}"))
+        except (OutOfMemoryError, NoPermissionError) as error:
+            self._warn_once(replica, f"can't ask for a snapshot: {explain(error)}")
 
-    def _load(self, replica: str, data: bytes | None, wanted: bool, stream: StreamState) -> StreamId | None:
-        """Loads a snapshot, if it will do; the stream id behind which its replay starts, or None."""
-        repair = self._repairs[replica]
-        answered, repair.answered = repair.answered, False
+    def _may_do(self, replica: str, head: bytes, stream: StreamState) -> bool:
+        """Whether a snapshot that begins like this isn't known to be too old: with 50,000 blocks it has 400 kB."""
+        try:
+            seq, raw_start = snapshot_position(head)
+            start = stream_id(raw_start)
+        except RecordError:
+            # What is wrong with it shows when it's read in full.
+            return True
+        return self.follower.may_do(replica, seq, stream.reaches_back_to(start))
+
+    async def _load(self, replica: str, data: bytes | None) -> StreamId | None:
+        """The stream id behind which its replay starts; None for a snapshot that won't do."""
         if data is None:
             return None
         try:
-            snapshot = Snapshot.decode(data)
+            snapshot = self._gate.snapshot(replica, data)
             start = stream_id(snapshot.stream_id)
         except RecordError as error:
             self._complain(replica, error)
             return None
-        if snapshot.epoch != self._epochs[replica]:
-            return None
-        if not stream.reaches_back_to(start) and not answered:
-            # Entries after this snapshot may be gone, unless it is the one that was asked for.
-            repair.answered = repair.asked and not wanted
-            return None
-        position = self._index.position(replica)
-        if position is None or position[0] != snapshot.epoch or position[1] < snapshot.seq:
-            self._index.load(replica, snapshot)
-        return start
+        applied = await _in_steps(self.follower.load(replica, snapshot))
+        if applied is Applied.FULL:
+            self._say_full(replica)
+        return start if applied is Applied.OK else None
 
-    async def _replay(self, wire: Wire, started: Mapping[str, StreamId]) -> None:
+    async def _replay(self, wire: ReaderWire, started: Mapping[str, StreamId]) -> None:
         """Applies the stream since the snapshots to the replicas that were just loaded."""
         if not started:
             return
-        self._after.update(started)
         cursor = min(started.values())
         while True:
             entries = await wire.entries(cursor)
+            self._held_since = self._clock()
             for entry in entries:
                 cursor = entry[0]
-                if _replica_of(entry) in started:
-                    self._take(entry)
+                if cursor > started.get(_replica_of(entry), cursor):
+                    await self._replay_entry(entry)
+                    await self._breathe()
             if len(entries) < BATCH:
                 return
 
+    async def _replay_entry(self, entry: Entry) -> None:
+        # NOTE: what can't be read is complained about when it's read in its turn.
+        with contextlib.suppress(RecordError):
+            record = self._gate.entry(entry[1])
+            if isinstance(record, Delta):
+                await _in_steps(self.follower.replay(record))
+
     def _complain(self, replica: str, error: RecordError) -> None:
         """Counts every bad record, and logs each kind once a replica."""
-        self._events.bad_record()
-        kind = str(error)[:40]
-        if (replica, kind) not in self._complained and len(self._complained) < COMPLAINTS_MAX:
-            self._complained.add((replica, kind))
-            log.warning("replica %r: %s", replica, error)
+        self._events.bad_record(error.reason)
+        self._warn_once(replica, str(error))
+
+    def _say_full(self, replica: str) -> None:
+        self._warn_once(replica, f"no credit for its cache: the index is full ({len(self._index)} blocks)")
+
+    def _warn_once(self, replica: str, what: str) -> None:
+        kind = (replica[:64], what[:40])
+        if kind not in self._complained and len(self._complained) < COMPLAINTS_MAX:
+            self._complained.add(kind)
+            log.warning("replica %r: %s", kind[0], what)
+
+
+async def _in_steps(steps: Generator[None, None, _T]) -> _T:
+    """Has others at the event loop between the steps."""
+    with contextlib.closing(steps):
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                result: _T = stop.value
+                return result
+            await asyncio.sleep(0)
 
 
 def _cancelled() -> bool:

@@ -5,10 +5,12 @@ replica holds all its block hashes as of a sequence number; a heartbeat key with
 cost model; a set names all replicas that ever beat, so that gateways need no key scan.
 """
 
+import re
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from enum import StrEnum
 from functools import reduce
 from operator import xor
@@ -16,16 +18,57 @@ from typing import Any
 
 import orjson
 
+from replica.protocol.shape import (
+    RecordError as RecordError,
+)
+from replica.protocol.shape import (
+    as_object,
+    entry_integer,
+    entry_text,
+    integer,
+    json_object,
+    seconds,
+    text,
+)
+from replica.protocol.signing import SEAL_BYTES
+
 HEARTBEAT_TTL_S = 2.0
 HEARTBEAT_PERIOD_S = 0.5
 STREAM_MAX_ENTRIES = 20_000
 
+HEARTBEAT_MAX_BYTES = 64 << 10
+"""One has about 1 KiB."""
+ENTRY_MAX_BYTES = 1 << 20
+"""Of all fields. A delta has at most 64 KiB of hashes (digest.py)."""
+SNAPSHOT_MAX_BLOCKS = 8 << 20
+"""64 MiB, or 134 million tokens: twenty times what an accelerator of 139 GiB holds of the default model's KV."""
+SNAPSHOT_HEAD_MAX_BYTES = 1 << 10
+REPLICAS_MAX = 10_000
+
+SNAPSHOT_TTL_S = 60.0
+"""Renewed by each heartbeat. A replica that Redis hasn't heard from for so long writes a new one when it is back."""
+FLEET_TTL_S = 3600.0
+"""Of the stream and the set of names, renewed by each heartbeat: an hour after the last replica nothing is left."""
+
 StreamFields = dict[Any, Any]
 """Names and values of a stream entry; the redis client's own type for them is wider than ours and invariant."""
 
+_REPLICA_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_EPOCH = re.compile(r"[A-Za-z0-9._\-]{1,64}")
+_U64_MAX = 2**64 - 1
 
-class RecordError(ValueError):
-    """A record in Redis doesn't have the shape described here."""
+
+def check_replica_id(name: str) -> str:
+    """Raises RecordError: names come from Redis, and end in keys, logs and metrics."""
+    if not _REPLICA_ID.fullmatch(name):
+        raise RecordError(f"replica id {name[:64]!r} is empty, too long or has odd characters", "id")
+    return name
+
+
+def _check_epoch(epoch: str) -> str:
+    if not _EPOCH.fullmatch(epoch):
+        raise RecordError(f"epoch {epoch!r} is empty or has odd characters")
+    return epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +109,14 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_hashes(data: bytes) -> list[int]:
+def unpack_hashes(data: bytes) -> tuple[int, ...]:
+    """Raises RecordError."""
     if len(data) % 8:
         raise RecordError(f"packed hashes: {len(data)} bytes is no multiple of 8")
     packed = array("Q", data)
     if sys.byteorder == "big":
         packed.byteswap()
-    return packed.tolist()
+    return tuple(packed)
 
 
 def xor_root(hashes: Iterable[int]) -> int:
@@ -121,26 +165,24 @@ class StateChange:
 
 def decode_entry(fields: Mapping[bytes, bytes]) -> Delta | StateChange:
     """A stream entry, as read with undecoded responses. Raises RecordError."""
-    try:
-        kind = fields[b"kind"]
-        replica = fields[b"replica"].decode()
-        if kind == b"state":
-            return StateChange(replica)
-        if kind != b"delta":
-            raise RecordError(f"stream entry of unknown kind {kind!r}")
-        return Delta(
-            replica=replica,
-            epoch=fields[b"epoch"].decode(),
-            seq=int(fields[b"seq"]),
-            added=tuple(unpack_hashes(fields[b"added"])),
-            removed=tuple(unpack_hashes(fields[b"removed"])),
-            count=int(fields[b"count"]),
-            root=int(fields[b"root"]),
-        )
-    except KeyError as error:
-        raise RecordError(f"stream entry lacks the field {error}") from error
-    except ValueError as error:
-        raise RecordError(f"stream entry: {error}") from error
+    size = sum(map(len, fields.values()))
+    if size > ENTRY_MAX_BYTES:
+        raise RecordError(f"stream entry of {size} bytes", "size")
+    kind = fields.get(b"kind", b"")
+    replica = check_replica_id(entry_text(fields, b"replica"))
+    if kind == b"state":
+        return StateChange(replica)
+    if kind != b"delta":
+        raise RecordError(f"stream entry of unknown kind {kind[:32]!r}")
+    return Delta(
+        replica=replica,
+        epoch=_check_epoch(entry_text(fields, b"epoch")),
+        seq=entry_integer(fields, b"seq"),
+        added=unpack_hashes(fields.get(b"added", b"?")),
+        removed=unpack_hashes(fields.get(b"removed", b"?")),
+        count=entry_integer(fields, b"count"),
+        root=entry_integer(fields, b"root", high=_U64_MAX),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,27 +199,51 @@ class Snapshot:
         return xor_root(self.hashes)
 
     def encode(self) -> bytes:
-        head = {"epoch": self.epoch, "seq": self.seq, "stream_id": self.stream_id, "root": str(self.root)}
+        head = {
+            "epoch": self.epoch,
+            "seq": self.seq,
+            "stream_id": self.stream_id,
+            "count": len(self.hashes),
+            "root": str(self.root),
+        }
         return orjson.dumps(head) + b"\n" + pack_hashes(self.hashes)
 
     @classmethod
     def decode(cls, data: bytes) -> "Snapshot":
-        """Raises RecordError, also where the hashes don't give the root that was written with them."""
+        """Raises RecordError, also where the hashes don't give the count and root that were written with them."""
         head, _, packed = data.partition(b"\n")
-        try:
-            fields = orjson.loads(head)
-            snapshot = cls(
-                epoch=str(fields["epoch"]),
-                seq=int(fields["seq"]),
-                stream_id=str(fields["stream_id"]),
-                hashes=tuple(unpack_hashes(packed)),
-            )
-            root = int(fields["root"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"snapshot: {error}") from error
-        if snapshot.root != root:
-            raise RecordError("snapshot: the hashes don't give its root")
+        fields = json_object(head)
+        snapshot = cls(
+            epoch=_check_epoch(text(fields, "epoch")),
+            seq=integer(fields, "seq"),
+            stream_id=text(fields, "stream_id", 64),
+            hashes=unpack_hashes(packed),
+        )
+        if integer(fields, "count") != len(snapshot.hashes) or text(fields, "root") != str(snapshot.root):
+            raise RecordError("snapshot: the hashes don't give its count and root")
         return snapshot
+
+
+def check_snapshot_size(start: bytes, size: int) -> None:
+    """Whether a snapshot of `size` bytes that begins like this is as long as it says itself, before it is read.
+    `start` has SNAPSHOT_HEAD_MAX_BYTES, or all there is; signed or not. Raises RecordError."""
+    sealed, head = _snapshot_head(start)
+    count = integer(json_object(head), "count", high=SNAPSHOT_MAX_BLOCKS)
+    if size != sealed + len(head) + 1 + 8 * count:
+        raise RecordError(f"snapshot: {size} bytes don't fit the {count} blocks that it names", "size")
+
+
+def snapshot_position(start: bytes) -> tuple[int, str]:
+    """Sequence number and stream id of a snapshot that begins like this; nothing of it is checked yet. Raises
+    RecordError."""
+    fields = json_object(_snapshot_head(start)[1])
+    return integer(fields, "seq"), text(fields, "stream_id", 64)
+
+
+def _snapshot_head(start: bytes) -> tuple[int, bytes]:
+    """How long the signature before it is, and the head."""
+    sealed = 0 if start.startswith(b"{") else SEAL_BYTES
+    return sealed, start[sealed:].partition(b"\n")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +259,12 @@ class CostModel:
     c_att: float
     c_dec: float
     max_step_tokens: int
+
+    @classmethod
+    def decode(cls, fields: Mapping[str, Any]) -> "CostModel":
+        """Raises RecordError."""
+        c0, c_lin, c_att, c_dec = (seconds(fields, name) for name in ("c0", "c_lin", "c_att", "c_dec"))
+        return cls(c0, c_lin, c_att, c_dec, integer(fields, "max_step_tokens", low=1))
 
     def prefill_s(self, tokens: int, cached: float) -> float:
         """Seconds to prefill a prompt of `tokens`, of which `cached` are in the cache, alone on an idle replica."""
@@ -214,6 +286,11 @@ class Load:
     evictable_blocks: int = 0
     total_blocks: int = 0
 
+    @classmethod
+    def decode(cls, fields: Mapping[str, Any]) -> "Load":
+        """Raises RecordError."""
+        return cls(**{item.name: integer(fields, item.name, default=0) for item in dataclass_fields(cls)})
+
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
@@ -231,24 +308,46 @@ class Heartbeat:
     epoch: str
     cost: CostModel
     load: Load = field(default_factory=Load)
+    seq: int = 0
+    """Deltas of `epoch` up to this one are in the stream: a reader that has read on and lacks one has lost it."""
+    beats: int = 0
+    """Counts up with every heartbeat: only a live replica's changes, whatever any clock says. A process counts from the
+    milliseconds of its clock at its start, so that mostly an earlier process's are lower."""
+    template_fingerprint: str = ""
+    """Of the chat template."""
+    canary_plain: str = ""
+    """See canary.py."""
+    canary_chat: str = ""
 
     def encode(self) -> bytes:
         return orjson.dumps(asdict(self))
 
     @classmethod
     def decode(cls, data: bytes) -> "Heartbeat":
-        """Raises RecordError."""
+        """Raises RecordError. Fields that another version may have, and we don't know, are passed over."""
+        if len(data) > HEARTBEAT_MAX_BYTES:
+            raise RecordError(f"heartbeat of {len(data)} bytes", "size")
+        fields = json_object(data)
         try:
-            fields: dict[str, Any] = orjson.loads(data)
-            return cls(
-                **(
-                    fields
-                    | {
-                        "state": ReplicaState(fields["state"]),
-                        "cost": CostModel(**fields["cost"]),
-                        "load": Load(**fields["load"]),
-                    }
-                )
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            state = ReplicaState(text(fields, "state"))
+        except ValueError as error:
             raise RecordError(f"heartbeat: {error}") from error
+        return cls(
+            replica=check_replica_id(text(fields, "replica")),
+            url=text(fields, "url", 512),
+            state=state,
+            model=text(fields, "model"),
+            model_fingerprint=text(fields, "model_fingerprint"),
+            tokenizer_fingerprint=text(fields, "tokenizer_fingerprint"),
+            hash_version=integer(fields, "hash_version"),
+            block_size=integer(fields, "block_size", low=1),
+            max_context=integer(fields, "max_context", low=1),
+            epoch=_check_epoch(text(fields, "epoch")),
+            cost=CostModel.decode(as_object(fields.get("cost"), "cost")),
+            load=Load.decode(as_object(fields.get("load"), "load")),
+            template_fingerprint=text(fields, "template_fingerprint", default=""),
+            canary_plain=text(fields, "canary_plain", default=""),
+            canary_chat=text(fields, "canary_chat", default=""),
+            seq=integer(fields, "seq", default=0),
+            beats=integer(fields, "beats", default=0),
+        )

@@ -2,7 +2,7 @@
 since a prompt that both don't render to the same token ids would never find its blocks."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -44,6 +44,8 @@ class ModelText:
     """Text longer than this has more tokens than that, whatever they are."""
     model_fingerprint: str
     tokenizer_fingerprint: str
+    template_fingerprint: str
+    """Of the chat template."""
 
     @classmethod
     def load(cls, folder: Path, name: str | None = None) -> "ModelText":
@@ -73,7 +75,8 @@ class ModelText:
             max_context=max_context,
             max_chars=max_context * max(map(len, tokenizer.get_vocab()), default=1),
             model_fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode()),
-            tokenizer_fingerprint=_fingerprint(tokenizer_path.read_bytes() + b"\0" + (template_source or "").encode()),
+            tokenizer_fingerprint=_fingerprint(tokenizer_path.read_bytes()),
+            template_fingerprint=_fingerprint((template_source or "").encode()),
         )
 
     def render(
@@ -81,14 +84,16 @@ class ModelText:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a chat, by default ending where the assistant begins. Raises TemplateError."""
+        """The prompt text of a chat, by default ending where the assistant begins. `variables` come before the
+        template's own. Raises TemplateError."""
         if self.template is None:
             raise TemplateError(f"the model {self.name} has no chat template; use /v1/completions")
         # NOTE: templates ask whether tools "is defined" as well as whether it is none; transformers always passes it.
-        variables = self.special_variables | {"tools": list(tools) or None, "documents": None}
+        given = self.special_variables | {"tools": list(tools) or None, "documents": None} | dict(variables or {})
         try:
-            return self.template.render(messages=messages, add_generation_prompt=add_generation_prompt, **variables)
+            return self.template.render(messages=messages, add_generation_prompt=add_generation_prompt, **given)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
 

@@ -8,7 +8,10 @@ import pytest
 from tests.processes import run_command
 
 
-@pytest.mark.parametrize("arguments", [[], ["up"], ["compare"], ["gateway"], ["replica"], ["bench", "engine"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["up"], ["compare"], ["gateway"], ["replica"], ["adopt"], ["bench", "engine"], ["bench", "index"]],
+)
 def test_help_reads_well(arguments: list[str]) -> None:
     ended = run_command("deploy.cli", *arguments, "--help")
     assert ended.returncode == 0

@@ -18,8 +18,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.app import make_app
 from gateway.config import GatewayConfig
-from gateway.fleet import Identity
+from gateway.identity import Identity
 from replica.protocol import headers
+from replica.protocol.canary import fingerprints
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
 from replica.protocol.records import (
     CostModel,
@@ -91,6 +92,7 @@ class Publisher:
         self.epoch = beat.epoch
         self.seq = 0
         self.last_id = "0-0"
+        self.beats = 0
         self._stopped = asyncio.Event()
 
     @property
@@ -99,7 +101,8 @@ class Publisher:
 
     async def beat(self, **changes: Any) -> None:
         fields = {name: getattr(self.beat_record, name) for name in Heartbeat.__dataclass_fields__}
-        self.beat_record = Heartbeat(**(fields | {"epoch": self.epoch} | changes))
+        self.beats += 1
+        self.beat_record = Heartbeat(**(fields | {"epoch": self.epoch, "seq": self.seq, "beats": self.beats} | changes))
         await self.redis.sadd(self.keys.replicas, self.name)
         await self.redis.set(self.keys.heartbeat(self.name), self.beat_record.encode(), px=2000)
 
@@ -117,6 +120,8 @@ class Publisher:
             self.last_id = (await self.redis.xadd(self.keys.stream, delta.encode())).decode()
 
     async def snapshot(self) -> None:
+        """Behind a delta, whose stream id is surely of the stream that is there now."""
+        await self.change()
         data = Snapshot(self.epoch, self.seq, self.last_id, tuple(self.held)).encode()
         await self.redis.set(self.keys.snapshot(self.name), data)
         await self.redis.delete(self.keys.snapshot_wanted(self.name))
@@ -323,13 +328,8 @@ async def gateway(config: GatewayConfig) -> AsyncIterator[Stack]:
 
 
 def publisher_for(redis: Any, replica: FakeReplica, model: Path, **changes: Any) -> Publisher:
-    text = ModelText.load(model)
-    fields = {
-        "url": replica.url,
-        "model_fingerprint": text.model_fingerprint,
-        "tokenizer_fingerprint": text.tokenizer_fingerprint,
-    }
-    return Publisher(redis, heartbeat(replica.name, **(fields | changes)))
+    fields = {"url": replica.url, **fingerprints(ModelText.load(model)), **changes}
+    return Publisher(redis, heartbeat(replica.name, **fields))
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 8.0) -> None:

@@ -19,6 +19,7 @@ from tests.gateway.fakes import (
     Stack,
     answers,
     answers_status,
+    blocks,
     chat_body,
     dies_in_body,
     event,
@@ -386,6 +387,26 @@ async def test_looking_in_from_outside(config: GatewayConfig) -> None:
         assert "ryokan_gateway_ttft_seconds_bucket" in exposition
         head = await stack.http.head(f"{stack.url}/v1/models")
         assert head.status == 200
+
+
+async def test_a_replica_that_differs_answers_without_credit_and_is_shown(config: GatewayConfig) -> None:
+    """As while one of a fleet is being upgraded: the rest goes on as it was."""
+    async with fleet(config, answers) as stack, FakeReplica("other", answers).serving() as replica:
+        publisher = publisher_for(stack.redis, replica, config.model, block_size=32)
+        async with publisher.serving():
+            await eventually(lambda: "other" in stack.app[FLEET].present())
+            await publisher.change(blocks(1, 5))
+            for _ in range(2):
+                assert (await stack.chat()).status == 200
+            rows = {row["id"]: row for row in await (await stack.http.get(f"{stack.url}/replicas")).json()}
+            exposition = await (await stack.http.get(f"{stack.url}/metrics")).text()
+        assert (rows["r1"]["compatible"], rows["r1"]["differences"], rows["r1"]["synced"]) == (True, [], True)
+        other = rows["other"]
+        assert (other["compatible"], other["synced"], other["indexed_blocks"]) == (False, False, 0)
+        assert other["differences"] == ["block size 32, here 16"]
+        assert 'ryokan_gateway_incompatible_replicas{difference="block_size"} 1.0' in exposition
+        assert 'ryokan_gateway_incompatible_replicas{difference="canary"} 0.0' in exposition
+        assert replica.requests
 
 
 async def test_the_policy_can_be_switched_from_this_machine(config: GatewayConfig) -> None:

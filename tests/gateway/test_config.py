@@ -17,9 +17,12 @@ def config(**changes: object) -> GatewayConfig:
         ("fleet", ""),
         ("fleet", "a{b}"),
         ("redis_url", "http://x"),
+        ("replica_networks", ("10.0.0.1/8",)),
+        ("replica_networks", ("http://x",)),
         ("body_limit", 0),
         ("retry_budget", 1.5),
         ("tokenise_threads", 0),
+        ("index_max_blocks", 0),
     ],
 )
 def test_a_bad_setting_is_named(name: str, value: object) -> None:
@@ -39,5 +42,5 @@ def test_loopback(host: str, loopback: bool) -> None:
     assert config(host=host).is_loopback is loopback
 
 
-def test_the_redis_password_stays_out_of_messages() -> None:
-    assert config(redis_url="redis://user:secret@host:6379/1").redis_address == "redis://host:6379/1"
+def test_the_redis_password_stays_out_of_what_is_shown() -> None:
+    assert "secret" not in repr(config(redis_url="redis://user:secret@host:6379/1"))

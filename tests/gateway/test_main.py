@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.fakes import FakeReplica, chat_body, publisher_for, redis_client, stalls_in_stream
+from tests.redis_servers import VALKEY, Server, running
 
 
 def run(*flags: object) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,9 @@ def test_what_is_wrong_is_said_in_one_line(model_folder: Path, redis_url: str) -
             (["--model", model_folder / "none", "--redis-url", redis_url, "--port", 0], 1, "--model"),
             (["--model", model_folder, "--redis-url", redis_url, "--port", port], 1, f"port {port}"),
             (["--model", model_folder, "--redis-url", redis_url, "--policy", "nonsense"], 2, "nonsense"),
-            (["--model", model_folder, "--redis-url", "nonsense"], 2, "redis_url"),
+            (["--model", model_folder, "--redis-url", "redis://:secret@h/x"], 2, "redis_url"),
+            (["--model", model_folder, "--redis-url", redis_url, "--replica-networks", "10.0.0.1/8"], 2, "networks"),
+            (["--model", model_folder, "--redis-url", redis_url, "--fleet-key-file", "/none"], 2, "/none"),
         ]
         for flags, code, words in cases:
             result = run(*flags)
@@ -35,6 +38,16 @@ def test_what_is_wrong_is_said_in_one_line(model_folder: Path, redis_url: str) -
             assert result.stderr.count("\n") == 1
             assert "secret" not in result.stderr
             assert result.stdout == ""
+
+
+def test_a_wrong_password_is_said_in_one_line(model_folder: Path) -> None:
+    server = Server(VALKEY, "--requirepass", "geheim")
+    with running(server):
+        result = run("--model", model_folder, "--redis-url", f"redis://:falsch@{server.address}", "--port", 0)
+    assert result.returncode == 1
+    assert "user or password is wrong" in result.stderr
+    assert "falsch" not in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_it_imports_neither_torch_nor_transformers() -> None:

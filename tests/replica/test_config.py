@@ -36,6 +36,10 @@ def test_kv_follows_the_weights_unless_told_otherwise() -> None:
     [
         ({"id": "a b"}, "id"),
         ({"id": ""}, "id"),
+        ({"id": "r" * 129}, "id"),
+        ({"fleet": "a{b}"}, "fleet"),
+        ({"redis_url": "http://h"}, "redis_url"),
+        ({"redis_url": "redis://h", "host": "0.0.0.0"}, "url"),
         ({"port": 70_000}, "port"),
         ({"max_waiting": 0}, "max_waiting"),
         ({"max_waiting_tokens": 0}, "max_waiting_tokens"),

@@ -47,6 +47,18 @@ def test_a_snapshot_is_due_when_deltas_outweigh_it() -> None:
     assert digest.snapshot_due
 
 
+def test_more_changes_than_an_entry_takes_are_said_by_a_snapshot() -> None:
+    digest = Digest("r", max_delta_blocks=3)
+    digest.change((1, 2, 3), ())
+    assert digest.next_delta().added
+    digest.snapshot()
+    digest.change((4, 5, 6, 7), ())
+    delta = digest.next_delta()
+    assert (delta.seq, delta.added, delta.count) == (3, (), 7)
+    assert digest.snapshot_due
+    assert set(digest.snapshot().hashes) == {1, 2, 3, 4, 5, 6, 7}
+
+
 def test_deltas_replayed_are_the_snapshot(seed: int) -> None:
     rng = random.Random(seed)
     digest, truth, replayed = Digest("r"), set[int](), set[int]()

@@ -20,7 +20,9 @@ from replica.protocol.records import (
     Snapshot,
     decode_entry,
 )
-from replica.publisher import IdTaken, Publisher, RedisUnreachable, connect
+from replica.protocol.redis_url import parse_redis_url, without_secret
+from replica.publisher import IdTaken, Publisher, PublisherThread, RedisUnreachable, check_id_is_free
+from replica.wire import Wire
 from tests.processes import eventually
 from tests.replica.protocol.test_records import HEARTBEAT
 
@@ -33,10 +35,16 @@ def heartbeat(epoch: str) -> Heartbeat:
 
 @pytest.fixture
 def publisher(valkey: ValkeyServer) -> Iterator[Publisher]:
-    publisher = Publisher(connect(valkey.connection_url), "test", Digest("r0"), heartbeat)
-    publisher.start()
+    url = str(valkey.connection_url)
+    publisher = Publisher(lambda: Wire(parse_redis_url(url), KEYS), Digest("r0"), heartbeat)
+    thread = PublisherThread(publisher)
+    thread.start()
     yield publisher
-    publisher.stop()
+    thread.stop()
+
+
+async def check_id(url: str) -> None:
+    await check_id_is_free(lambda: Wire(parse_redis_url(url), KEYS), "r0", without_secret(url))
 
 
 def entries(client: redis.Redis, after: str = "-") -> list[Delta]:
@@ -75,7 +83,7 @@ def test_it_announces_itself_and_takes_its_leave(publisher: Publisher, redis_cli
     assert redis_client.smembers(KEYS.replicas) == {b"r0"}
     assert 0 < redis_client.pttl(KEYS.heartbeat("r0")) <= 2000
     publisher.stop()
-    assert not redis_client.exists(KEYS.heartbeat("r0"))
+    eventually(lambda: not redis_client.exists(KEYS.heartbeat("r0")))
     assert redis_client.smembers(KEYS.replicas) == set()
 
 
@@ -143,14 +151,16 @@ def test_a_reset_while_redis_is_away_does_not_make_it_hammer(valkey: ValkeyServe
     valkey.start()
 
 
-def test_an_id_that_is_alive_is_refused(publisher: Publisher, redis_client: redis.Redis, valkey: ValkeyServer) -> None:
+async def test_an_id_that_is_alive_is_refused(
+    publisher: Publisher, redis_client: redis.Redis, valkey: ValkeyServer
+) -> None:
     eventually(lambda: redis_client.exists(KEYS.heartbeat("r0")))
     with pytest.raises(IdTaken, match="r0"):
-        Publisher(connect(valkey.connection_url), "test", Digest("r0"), heartbeat)
+        await check_id(str(valkey.connection_url))
 
 
-def test_an_unreachable_redis_is_one_clear_error_without_its_password() -> None:
+async def test_an_unreachable_redis_is_one_clear_error_without_its_password() -> None:
     with pytest.raises(RedisUnreachable) as caught:
-        connect("redis://user:geheim@127.0.0.1:1/0")
+        await check_id("redis://user:geheim@127.0.0.1:1/0")
     assert "127.0.0.1:1" in str(caught.value)
     assert "geheim" not in str(caught.value)

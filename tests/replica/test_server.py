@@ -242,7 +242,7 @@ def test_a_port_that_is_taken_while_weights_load_ends_with_one_line(tiny_folder:
     ("more", "said"),
     [
         (["--redis-url", "redis://127.0.0.1:1"], "Redis at redis://127.0.0.1:1"),
-        (["--redis-url", "nonsense"], "nonsense"),
+        (["--redis-url", "nonsense"], "redis_url"),
         (["--weights", "int3"], "weights"),
         (["--kv", "fp16"], "kv"),
         (["--kv-memory-gib", "0.000001"], "kv_memory"),

@@ -1,5 +1,5 @@
 from gateway.fleet import Beat, Fleet
-from gateway.index.prefix_index import PrefixIndex
+from gateway.index.factory import make_index
 from gateway.router import Router
 from gateway.routing.base import ReplicaView, RouteRequest
 from gateway.routing.ttft import Ttft
@@ -57,7 +57,7 @@ def travel_request(context: int, question: int) -> RouteRequest:
 
 
 def cold_fleet(replicas: int) -> tuple[Fleet, Router]:
-    fleet, index = Fleet(IDENTITY), PrefixIndex()
+    fleet, index = Fleet(IDENTITY), make_index()
     names = [f"r{number}" for number in range(replicas)]
     fleet.update({name: Beat(heartbeat(name)) for name in names}, 0.0)
     for name in names:

@@ -85,7 +85,8 @@ def test_fingerprints_tell_models_apart(tiny_folder: Path, tmp_path: Path) -> No
     (other / "tokenizer_config.json").write_text(json.dumps({"chat_template": config["chat_template"] + " "}))
     here, there = ModelText.load(tiny_folder), ModelText.load(other)
     assert here.model_fingerprint == there.model_fingerprint
-    assert here.tokenizer_fingerprint != there.tokenizer_fingerprint
+    assert here.tokenizer_fingerprint == there.tokenizer_fingerprint
+    assert here.template_fingerprint != there.template_fingerprint
 
 
 def test_a_template_file_takes_precedence(tiny_folder: Path, tmp_path: Path) -> None:
