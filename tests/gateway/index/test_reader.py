@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
@@ -18,26 +17,9 @@ from gateway.index.reader import IndexReader
 from gateway.wire import Wire
 from replica.protocol.records import Keys
 from replica.protocol.redis_url import parse_redis_url
+from tests.fleet_rig import Seen
 from tests.gateway.fakes import IDENTITY, Publisher, blocks, eventually, heartbeat, redis_client
-
-
-class Seen:
-    def __init__(self) -> None:
-        self.reasons: Counter[str] = Counter()
-        self.bad: Counter[str] = Counter()
-        self.up = False
-
-    def resync(self, reason: str) -> None:
-        self.reasons[reason] += 1
-
-    def bad_record(self, reason: str) -> None:
-        self.bad[reason] += 1
-
-    def digest_lag(self, seconds: float) -> None:
-        assert seconds >= 0
-
-    def redis_up(self, up: bool) -> None:
-        self.up = up
+from tests.processes import spare_port
 
 
 class Rig:
@@ -99,7 +81,7 @@ async def test_a_late_reader_catches_up(redis_url: str) -> None:
             await made.equal(early)
             async with late.serving():
                 await made.equal(early, late)
-        assert made.seen.reasons == {"join": 2}
+        assert made.seen.resyncs == {"join": 2}
 
 
 async def test_it_follows_live_deltas(redis_url: str) -> None:
@@ -108,7 +90,7 @@ async def test_it_follows_live_deltas(redis_url: str) -> None:
             for publisher in publishers:
                 await publisher.change(blocks(100 + number, 4), list(publisher.held)[:1])
         await made.equal(*publishers)
-        assert set(made.seen.reasons) == {"join"}
+        assert set(made.seen.resyncs) == {"join"}
 
 
 async def test_a_lost_delta_is_noticed_and_repaired(redis_url: str) -> None:
@@ -117,7 +99,7 @@ async def test_a_lost_delta_is_noticed_and_repaired(redis_url: str) -> None:
         await first.change(blocks(8, 4))
         await second.change(blocks(9, 4))
         await made.equal(first, second)
-        assert made.seen.reasons["gap"] == 1
+        assert made.seen.resyncs["gap"] == 1
 
 
 async def test_a_wrong_root_is_noticed_and_repaired(redis_url: str) -> None:
@@ -125,7 +107,7 @@ async def test_a_wrong_root_is_noticed_and_repaired(redis_url: str) -> None:
         publisher.held.add(12345)
         await publisher.change(blocks(8, 4))
         await made.equal(publisher)
-        assert made.seen.reasons["root"] == 1
+        assert made.seen.resyncs["root"] == 1
 
 
 async def test_a_new_epoch_voids_what_was_held(redis_url: str) -> None:
@@ -140,7 +122,7 @@ async def test_a_reset_without_a_delta_is_seen_by_the_heartbeat(redis_url: str) 
         publisher.new_epoch("e2")
         await publisher.beat()
         await made.equal(publisher)
-        assert made.seen.reasons["epoch"] == 1
+        assert made.seen.resyncs["epoch"] == 1
 
 
 async def test_flushall_under_way_is_repaired(redis_url: str) -> None:
@@ -150,7 +132,7 @@ async def test_flushall_under_way_is_repaired(redis_url: str) -> None:
         await second.change(blocks(61, 3))
         await made.equal(first, second)
         # What wasn't lost isn't read again.
-        assert made.seen.reasons == {"join": 2, "wiped": 1}
+        assert made.seen.resyncs == {"join": 2, "wiped": 1}
         await first.change(blocks(62, 3))
         await made.equal(first, second)
 
@@ -201,11 +183,11 @@ async def test_a_full_index_leaves_out_the_replica_that_finds_no_room(
         made = Rig(redis, max_blocks=400)
         async with big.serving(), small.serving(), made.reading(redis_url):
             await made.equal(small)
-            await eventually(lambda: made.seen.reasons["full"] == 1)
+            await eventually(lambda: made.seen.resyncs["full"] == 1)
             await small.change(blocks(3, 20))
             await made.equal(small)
             await small.change(blocks(4, 400))
-            await eventually(lambda: made.seen.reasons["full"] == 2)
+            await eventually(lambda: made.seen.resyncs["full"] == 2)
             assert made.index.replicas() == () and set(made.fleet.present()) == {"a", "b"}
         assert len([r for r in caplog.records if "'a'" in r.getMessage() and "full" in r.getMessage()]) == 1
 
@@ -266,7 +248,7 @@ async def test_a_killed_connection_alone_costs_nothing(redis_url: str) -> None:
         await made.redis.client_kill_filter(_type="normal", skipme=True)
         await publisher.change(blocks(96, 2))
         await made.equal(publisher)
-        assert made.seen.reasons == {"join": 1}
+        assert made.seen.resyncs == {"join": 1}
 
 
 async def test_what_was_lost_while_the_connection_was_is_read_anew(redis_url: str) -> None:
@@ -274,11 +256,11 @@ async def test_what_was_lost_while_the_connection_was_is_read_anew(redis_url: st
         await made.redis.client_kill_filter(_type="normal", skipme=True)
         await publisher.change(blocks(96, 2), lost=True)
         await made.equal(publisher)
-        assert made.seen.reasons == {"join": 1, "reconnect": 1}
+        assert made.seen.resyncs == {"join": 1, "reconnect": 1}
 
 
 async def test_redis_may_go_and_come_back_empty() -> None:
-    server = ValkeyServer()
+    server = ValkeyServer(port=spare_port())
     server.start()
     port, url = server.port, str(server.connection_url)
     again = ValkeyServer(port=port)
