@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index clean
+.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index bench-routing bench-peers clean
 
 demo: $(INSTALLED)
 	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --ramp-s 20 --out out/demo
@@ -34,6 +34,13 @@ bench-engine: $(INSTALLED)
 
 bench-index: $(INSTALLED)
 	$(BIN)/ryokan bench index
+
+# Peers take part that are installed in peers/venv-NAME, or below RYOKAN_PEERS_HOME; see loadtest/peers.md.
+bench-peers: $(INSTALLED)
+	$(BIN)/ryokan bench peers
+
+bench-routing: $(INSTALLED)
+	$(BIN)/ryokan bench routing
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

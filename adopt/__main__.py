@@ -53,6 +53,7 @@ def main(
     import logging
 
     from replica.model.source import resolve_model
+    from replica.protocol.listening import ListenError
     from replica.protocol.signing import FleetKeyError, Signer
     from replica.protocol.text import ModelFolderError
     from replica.publisher import IdTaken, RedisUnreachable
@@ -86,7 +87,7 @@ def main(
             signer=Signer.load(fleet_key_file),
         )
         code = asyncio.run(run(config))
-    except (ConfigError, FleetKeyError, ModelFolderError, RedisUnreachable, IdTaken, WrongModel) as error:
+    except (ConfigError, FleetKeyError, ListenError, ModelFolderError, RedisUnreachable, IdTaken, WrongModel) as error:
         typer.echo(f"ryokan adopt: {error}", err=True)
         raise typer.Exit(1) from error
     raise typer.Exit(code)

@@ -86,7 +86,8 @@ class Adapter:
     def cached_tokens(self, prompt: list[int], salt: str | None) -> int:
         """Of a prompt, as far as the mirror knows; its last token is computed in any case."""
         hashes = block_hashes(prompt[:-1], namespace_of(self.text, salt or ""))
-        return self.mirror.match(hashes) * BLOCK_SIZE
+        tokens = self.mirror.match(hashes) * BLOCK_SIZE
+        return tokens - tokens % self.mirror.block_tokens
 
     def cached_reported(self, cached: int | None) -> int | None:
         """Older engines leave out the number where it is zero."""
@@ -107,6 +108,7 @@ class Adapter:
             epoch=epoch,
             cost=self.fit.model,
             load=self._load(),
+            reuse_tokens=self.mirror.block_tokens,
         )
 
     def _load(self) -> Load:

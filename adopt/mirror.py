@@ -62,6 +62,8 @@ class Mirror:
         self._added: set[int] = set()
         self._removed: set[int] = set()
         self._cleared = False
+        self.block_tokens = BLOCK_SIZE
+        """In a block of the engine, by the one that it has stored last."""
         self.conflicts = 0
         """Blocks stored under a name that had stood for another. Not chained names, as in old SGLangs."""
 
@@ -112,6 +114,8 @@ class Mirror:
         if not event.keys or not event.whole_prefix or not self._is_followed(event.group):
             return
         size = len(event.packed) // len(event.keys)
+        if size:
+            self.block_tokens = size // _TOKEN_BYTES
         parent = self._parent(event)
         for index, key in enumerate(event.keys):
             node = self._nodes.get(key)

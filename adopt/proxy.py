@@ -15,6 +15,7 @@ from adopt.engine import CACHE_RESET, EngineUnreachable
 from adopt.requests import engine_request
 from adopt.traffic import Ticket
 from replica.protocol import headers, openai
+from replica.protocol.http import error_response, from_http_exception, json_response
 from replica.protocol.openai import GenerateRequest
 from replica.protocol.records import ReplicaState
 from replica.protocol.strict import RequestError
@@ -116,7 +117,7 @@ async def _stream(
     ticket: Ticket,
     own: dict[str, str],
 ) -> web.StreamResponse:
-    """NOTE: without the header of delivered tokens, which the engines tell only at a stream's end."""
+    """NOTE: without the header of delivered tokens, which the engines tell only at a stream's end: there we do, too."""
     response = web.StreamResponse(headers=own)
     response.content_type = "text/event-stream"
     response.headers["cache-control"] = "no-cache, no-transform"
@@ -134,7 +135,8 @@ async def _stream(
         adapter.traffic.delivered(ticket, ticket.cached if cached is None else cached)
         if not response.prepared:
             raise EngineBroke("the engine's answer is empty")
-        await response.write(DONE_EVENT)
+        told = b"" if cached is None else headers.DELIVERED_COMMENT + b"%d\n" % cached
+        await response.write(told + DONE_EVENT)
         await response.write_eof()
     except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, EngineBroke, BadAnswer):
         if not response.prepared:
@@ -181,23 +183,24 @@ def _engine_error(error: object, status: int | None = None) -> web.Response:
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
     kind = "invalid_request_error" if status < 500 else "server_error"
     message = str(fields.get("message") or f"the engine answered {status}")
-    return _error(status, message, kind, fields.get("param"), code)
+    param, code = (None if value is None else str(value) for value in (fields.get("param"), code))
+    return error_response(status, message, kind, param, code, retry_after_s=1 if status == 503 else None)
 
 
 async def models(http: web.Request) -> web.Response:
     adapter = http.app[ADAPTER]
     model = {"id": adapter.config.model_name, "object": "model", "created": 0, "owned_by": str(adapter.config.engine)}
-    return _json({"object": "list", "data": [model | {"max_model_len": adapter.max_context}]})
+    return json_response({"object": "list", "data": [model | {"max_model_len": adapter.max_context}]})
 
 
 async def health(http: web.Request) -> web.Response:
     up = http.app[ADAPTER].up
-    return _json({"status": "ok" if up else "engine down"}, status=200 if up else 500)
+    return json_response({"status": "ok" if up else "engine down"}, status=200 if up else 500)
 
 
 async def ready(http: web.Request) -> web.Response:
     state = http.app[ADAPTER].state
-    return _json({"state": state}, status=200 if state is ReplicaState.READY else 503)
+    return json_response({"state": state}, status=200 if state is ReplicaState.READY else 503)
 
 
 async def metrics(http: web.Request) -> web.Response:
@@ -209,7 +212,7 @@ async def metrics(http: web.Request) -> web.Response:
 async def drain(http: web.Request) -> web.Response:
     adapter = http.app[ADAPTER]
     adapter.set_draining()
-    return _json({"state": adapter.state, "requests": adapter.traffic.requests})
+    return json_response({"state": adapter.state, "requests": adapter.traffic.requests})
 
 
 async def reset_cache(http: web.Request) -> web.Response:
@@ -221,7 +224,7 @@ async def reset_cache(http: web.Request) -> web.Response:
         if b'"success":false' in await answer.read():
             raise web.HTTPConflict(text="requests hold blocks; the cache can be reset only when idle")
     adapter.stream.forget("reset")
-    return _json({"status": "reset"})
+    return json_response({"status": "reset"})
 
 
 @web.middleware
@@ -232,23 +235,10 @@ async def _errors(
     try:
         return await handler(request)
     except RequestError as error:
-        return _error(400, str(error), "invalid_request_error", error.param, error.code)
+        return error_response(400, str(error), "invalid_request_error", error.param, error.code)
     except (Refused, EngineUnreachable) as error:
-        return _error(503, str(error), "unavailable", code="replica_unavailable")
+        return error_response(503, str(error), "unavailable", code="replica_unavailable", retry_after_s=1)
     except (EngineBroke, BadAnswer) as error:
-        return _error(502, str(error), "server_error", code="engine_failed")
+        return error_response(502, str(error), "server_error", code="engine_failed")
     except web.HTTPException as error:
-        text = error.text if isinstance(error, web.HTTPConflict) else None
-        return _error(error.status, text or f"{error.reason}: {request.method} {request.path}", "invalid_request_error")
-
-
-def _error(status: int, message: str, kind: str, param: object = None, code: object = None) -> web.Response:
-    body = openai.error_body(
-        message, type=kind, param=None if param is None else str(param), code=None if code is None else str(code)
-    )
-    retry = {"retry-after": "1"} if status == 503 else None
-    return web.Response(status=status, body=body, content_type="application/json", headers=retry)
-
-
-def _json(value: dict[str, object], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+        return from_http_exception(request, error)

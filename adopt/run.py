@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -12,13 +11,14 @@ import aiohttp
 from aiohttp import web
 
 from adopt.adapter import Adapter, namespace_of
-from adopt.config import AdoptConfig, ConfigError
+from adopt.config import AdoptConfig
 from adopt.engine import EngineClient, EngineUnreachable, Health, Served
 from adopt.mirror import Changes, Mirror
 from adopt.proxy import make_app
 from adopt.stream import EventStream
 from replica.cache.manager import CacheEvents
 from replica.digest import Digest
+from replica.protocol.listening import bind, listen, stop_signal
 from replica.protocol.records import Keys
 from replica.protocol.redis_url import parse_redis_url
 from replica.protocol.text import ModelText
@@ -43,9 +43,9 @@ class WrongModel(Exception):
 
 
 async def run(config: AdoptConfig) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError, ModelFolderError, RedisUnreachable,
+    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ListenError, ModelFolderError, RedisUnreachable,
     IdTaken, WrongModel."""
-    listener = _bind(config.host, config.port)
+    listener = bind(config.host, config.port)
     url = config.advertised_url or f"http://{config.host}:{listener.getsockname()[1]}"
     redis_url, keys = parse_redis_url(config.redis_url), Keys(config.fleet)
 
@@ -54,7 +54,7 @@ async def run(config: AdoptConfig) -> int:
 
     await check_id_is_free(connect, config.id, str(redis_url))
     text = await asyncio.to_thread(ModelText.load, config.folder, config.model_name)
-    stop = _stop_signal()
+    stop = stop_signal()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -93,7 +93,8 @@ def _assemble(
 async def _serve(adapter: Adapter, publisher: Publisher, listener: socket.socket, stop: asyncio.Event) -> None:
     runner = web.AppRunner(make_app(adapter), handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S)
     await runner.setup()
-    await _listen(runner, listener)
+    listen(listener)
+    await web.SockSite(runner, listener).start()
     publishing = asyncio.create_task(publisher.run())
     working = [asyncio.create_task(adapter.stream.run()), asyncio.create_task(watch(adapter))]
     print(f"replica {adapter.config.id} ready on {adapter.url}, adopted from {adapter.engine.url}", flush=True)
@@ -114,15 +115,6 @@ async def _serve(adapter: Adapter, publisher: Publisher, listener: socket.socket
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
         await runner.cleanup()
-
-
-async def _listen(runner: web.AppRunner, listener: socket.socket) -> None:
-    """Raises ConfigError: two processes that reuse an address may both bind it, and only one may listen."""
-    try:
-        await web.SockSite(runner, listener).start()
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 async def watch(adapter: Adapter) -> None:
@@ -175,24 +167,3 @@ async def _check_tokens(engine: EngineClient, text: ModelText, model: str) -> No
         log.warning("the engine has no /tokenize, so it isn't known whether it has the tokenizer of %s", text.name)
     elif theirs != text.encode_plain(CANARY, add_special_tokens=False):
         raise WrongModel(f"the engine tokenises {CANARY!r} in another way: it doesn't serve the model {text.name}")
-
-
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener

@@ -8,7 +8,8 @@ engine's prefill to themselves.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replica.cost_model import CostModelFit, StepWork
+from replica.cost_model import CostModelFit
+from replica.step import StepWork
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,13 @@ import typer
 from adopt.__main__ import main as adopt_main
 from gateway.__main__ import main as gateway_main
 from loadtest import cli as loadtest_cli
+from loadtest.replay.cli import main as replay_main
+from loadtest.simulate.cli import main as simulate_main
 from replica.__main__ import main as replica_main
+from replica.config import ConfigError
 from replica.model.source import DEFAULT_MODEL
+from replica.timing import flags
+from replica.timing.profile_command import main as profile_main
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from deploy.local import FleetOptions, LocalFleet
 
 _CHECK_PERIOD_S = 0.5
+_QUICK_REQUESTS = 100
+"""Of each simulation of a smoke run."""
 
 app = typer.Typer(
     name="ryokan",
@@ -45,7 +52,7 @@ FleetKeyFile = Annotated[
     Path | None, typer.Option(help="File with a key that signs what replicas publish. Default: RYOKAN_FLEET_KEY.")
 ]
 Fleet = Annotated[str, typer.Option(help="Name of the fleet within that Redis.")]
-Policy = Annotated[str, typer.Option(help="Routing policy: ttft, least_tokens or round_robin.")]
+Policy = Annotated[str, typer.Option(help="Routing policy: ttft, or one of the others in gateway/README.md.")]
 Weights = Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")]
 KvMemory = Annotated[
     float | None, typer.Option(help="GiB for the KV blocks of each replica. Default: a share of what is available.")
@@ -64,16 +71,29 @@ def up(
     fleet_key_file: FleetKeyFile = None,
     weights: Weights = "int8",
     kv_memory_gib: KvMemory = None,
+    engine: flags.Engine = flags.EngineKind.TORCH,
+    profile: flags.ProfileName = None,
+    kv_tokens: flags.KvTokens = None,
+    time_scale: flags.TimeScale = None,
+    record: Annotated[
+        Path | None, typer.Option(help="File for a trace of all requests, without any text, for replay and simulate.")
+    ] = None,
 ) -> None:
     """Start a whole fleet on this machine and serve until Ctrl-C."""
     from rich.console import Console
 
     from deploy.local import FleetOptions
 
-    folder, name = _resolve(model)
+    try:
+        timing = flags.timing_config(engine, profile, kv_tokens, time_scale, kv_memory_gib)
+    except ConfigError as error:
+        _fail(str(error))
+    folder, name = _resolve(model, with_weights=timing is None)
+    timing_flags = None if profile is None else flags.flags_of(profile, kv_tokens, time_scale)
     options = FleetOptions(
-        folder, name, replicas, policy, host, port, redis_url, fleet, weights, kv_memory_gib, fleet_key_file
-    )
+        folder, name, replicas, policy, host, port, redis_url, fleet, weights, kv_memory_gib, fleet_key_file,
+        timing_flags, record,
+    )  # fmt: skip
     _with_fleet(options, Console(), lambda running: _serve(running, name))
 
 
@@ -217,9 +237,11 @@ def bench_index(
         int, typer.Option(min=1000, help="Distinct blocks in the index, over 256 replicas.")
     ] = 10_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions, interleaved; figures are medians.")] = 5,
+    model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="Folder for index.json.")] = Path("out/bench"),
 ) -> None:
-    """Measure the native index and the plain one in turns, and a join of 100 replicas through a real Valkey.
+    """Measure the native index and the plain one in turns, and a join of 100 replicas through a real Valkey; then
+    gateways before a Redis that is slow, silent or gone.
 
     Prints a table and, as the last line, one JSON object. Needs 3 GiB of memory at the default size.
     """
@@ -227,15 +249,103 @@ def bench_index(
 
     from loadtest.index_bench.run import IndexBenchOptions, SubjectFailed
     from loadtest.index_bench.run import bench_index as run_bench
+    from loadtest.index_bench.slow_redis import GatewayFailed
 
+    folder, _ = _resolve(model)
     try:
-        run_bench(IndexBenchOptions(out, blocks, rounds=rounds), Console())
-    except SubjectFailed as error:
+        run_bench(IndexBenchOptions(out, blocks, rounds=rounds, model=folder), Console())
+    except (SubjectFailed, GatewayFailed) as error:
+        _fail(str(error))
+
+
+@bench.command("peers", short_help="Our gateway beside sglang-router, smg and vllm-router, in front of one fleet.")
+def bench_peers(
+    model: Model = DEFAULT_MODEL,
+    peers_home: loadtest_cli.PeersHome = Path("peers"),
+    peers: loadtest_cli.Peers = None,
+    loads: loadtest_cli.Loads = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions, interleaved; figures are medians.")] = 3,
+    replicas: Replicas = 8,
+    engine: flags.Engine = flags.EngineKind.TIMING,
+    time_scale: Annotated[
+        float, typer.Option(help="With engine timing: 4 is a quarter as quick as its profile.")
+    ] = 4.0,
+    limit_min: loadtest_cli.LimitMin = 25.0,
+    quick: loadtest_cli.Quick = False,
+    seed: loadtest_cli.Seed = 1,
+    out: Annotated[Path, typer.Option(help="Folder for peers.json and peers-rounds.json.")] = Path("out/bench"),
+) -> None:
+    """Run loads with and without reuse through our gateway and its peers, each freshly started in front of the same
+    replicas with empty caches.
+
+    Prints tables and, as the last line, one JSON object. Peers that aren't installed are left out, and it is said how
+    to install them.
+    """
+    from loadtest.peers.run import PeersOptions
+
+    computes = engine is flags.EngineKind.TORCH
+    folder, name = _resolve(model, with_weights=computes)
+    loadtest_cli.run_peers(
+        PeersOptions(
+            folder, name, peers_home, out, 1 if quick else rounds, replicas, _names(peers), _names(loads), computes,
+            time_scale=time_scale, limit_s=60 * limit_min, quick=quick, seed=seed,
+        )
+    )  # fmt: skip
+
+
+def _names(listed: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+
+
+@bench.command("routing", short_help="How quick and how good routing decisions are, by policy.")
+def bench_routing(
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Of timed decisions, interleaved; figures are medians. 0: none.")
+    ] = 5,
+    decisions: Annotated[int, typer.Option(min=2, help="A round, of each policy at each size.")] = 2000,
+    seeds: Annotated[int, typer.Option(min=0, help="Simulated runs of each policy and workload. 0: none.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
+    policies: Annotated[
+        str | None, typer.Option(help="Of the simulations, separated by commas, ttft and least_tokens among them.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: short, one seed, one round.")] = False,
+    traces: Annotated[
+        Path | None, typer.Option(envvar="TRACES", help="Folder with recorded workloads; without, made-up ones only.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for routing.json and for simulations that are done.")] = Path(
+        "out/bench"
+    ),
+) -> None:
+    """Time every policy over the real fleet and index, at 64 and at 1,000 replicas; then run all of them on a simulated
+    fleet, on workloads at loads around its knee.
+
+    Prints tables and, as the last line, one JSON object. What was simulated before with the same sources isn't again.
+    """
+    from rich.console import Console
+
+    from gateway.routing.registry import POLICIES
+    from loadtest.routing_bench.run import RoutingBenchOptions
+    from loadtest.routing_bench.run import bench_routing as run_bench
+    from loadtest.routing_bench.suite import SuiteOptions
+    from loadtest.simulate.errors import SimulateError
+
+    if quick:
+        rounds, decisions, seeds = min(1, rounds), 200, min(1, seeds)
+    chosen = tuple(POLICIES) if policies is None else tuple(part.strip() for part in policies.split(","))
+    if unknown := {"ttft", "least_tokens"} - set(chosen) | set(chosen) - set(POLICIES):
+        _fail(f"--policies: {', '.join(sorted(unknown))} must be in it, or is none of {', '.join(POLICIES)}")
+    suite = SuiteOptions(out, traces, seeds, jobs, _QUICK_REQUESTS if quick else None, chosen) if seeds else None
+    try:
+        run_bench(RoutingBenchOptions(out, rounds=rounds, decisions=decisions, suite=suite), Console())
+    except SimulateError as error:
         _fail(str(error))
 
 
 app.command("gateway", short_help="Start a gateway by itself.")(_takes_a_model_name(_gateway, gateway_main))
 app.command("replica", short_help="Start a replica by itself, or add one to a fleet.")(replica_main)
+app.command("replay", short_help="Play a recorded trace against a running fleet.")(replay_main)
+app.command("simulate", short_help="Run policies on a simulated fleet, in virtual time.")(simulate_main)
+app.command("profile", short_help="Write down how quick a running replica is.")(profile_main)
 app.command("adopt", short_help="Make a running vLLM or SGLang server a replica of a fleet.")(adopt_main)
 
 
@@ -243,7 +353,7 @@ def main() -> None:
     app()
 
 
-def _resolve(model: str) -> tuple[Path, str]:
+def _resolve(model: str, with_weights: bool = True) -> tuple[Path, str]:
     """The model's folder and name. Converting the default model takes seconds, so that is said."""
     from replica.model.source import resolve_model, takes_time
     from replica.protocol.text import ModelFolderError
@@ -251,7 +361,7 @@ def _resolve(model: str) -> tuple[Path, str]:
     try:
         if takes_time(model):
             print(f"preparing the model {model} …", file=sys.stderr, flush=True)
-        return resolve_model(model)
+        return resolve_model(model, with_weights)
     except ModelFolderError as error:
         _fail(str(error))
 

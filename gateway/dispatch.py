@@ -1,5 +1,6 @@
 """One request to one replica, and to another where that fails before the client has seen anything."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ import orjson
 
 from gateway.admission import Waiters
 from gateway.errors import NoReplica, ReplicaBusy, ReplicaDied, ReplicaFailed, ReplicaUnreachable, UpstreamError
-from gateway.fleet import Lease
+from gateway.fleet import Incarnation, Lease
+from gateway.hindsight import Hindsight
 from gateway.metrics import Metrics
-from gateway.router import Incarnation, Router
+from gateway.router import Considered, Router
 from gateway.routing.base import Decision, RouteRequest
 from gateway.traces import Attempt, Trace, Traces
+from gateway.trust import Prediction
 from gateway.upstream import RetryBudget, Upstream
 from replica.protocol import headers
+from replica.protocol.hashing import BLOCK_SIZE
 
 MAX_ATTEMPTS = 5
 """A prompt that fails wherever it goes must not visit a whole fleet."""
@@ -45,6 +49,7 @@ class Routed:
     """Where a call went, with the answer's headers."""
 
     decision: Decision
+    epoch: str
     answer: aiohttp.ClientResponse
 
 
@@ -56,6 +61,7 @@ class Dispatcher:
         budget: RetryBudget,
         traces: Traces,
         metrics: Metrics,
+        hindsight: Hindsight,
         clock: Callable[[], float],
         queue_s: float,
     ) -> None:
@@ -64,6 +70,7 @@ class Dispatcher:
         self._budget = budget
         self._traces = traces
         self._metrics = metrics
+        self._hindsight = hindsight
         self._clock = clock
         self._queue_s = queue_s
         self.arrivals = Waiters(clock)
@@ -111,13 +118,16 @@ class Dispatcher:
 
     def _decide(self, call: Call, tried: set[Incarnation]) -> Decision | None:
         begin = self._clock()
-        decision = self._router.route(call.prompt, call.total_tokens, tried, begin)
-        if decision is not None:
-            self._metrics.routing.labels(decision.policy).observe(self._clock() - begin)
-            self._traces.decided(call.trace, decision)
-            call.trace.mark(
-                "routed", self._clock(), replica=decision.choice, predicted_cached_tokens=decision.cached_tokens
-            )
+        self._router.expire(begin)
+        considered = self._router.consider(call.prompt, call.total_tokens, tried, begin)
+        if considered is None:
+            return None
+        decision = considered.decision
+        self._metrics.routing.labels(decision.policy).observe(self._clock() - begin)
+        self._traces.decided(call.trace, considered)
+        call.trace.mark(
+            "routed", self._clock(), replica=decision.choice, predicted_cached_tokens=decision.cached_tokens
+        )
         return decision
 
     async def _attempt(
@@ -133,28 +143,60 @@ class Dispatcher:
             call.trace.attempts.append(Attempt(decision.choice))
             call.trace.replica_url, call.trace.replica_traced = heartbeat.url, call.traced
             call.trace.mark("dispatched", self._clock(), replica=decision.choice)
+            # NOTE: soon is when the bytes that somebody waits for are on their way; no error in it fails the request.
+            asyncio.get_running_loop().call_soon(self._sent, call.trace, call.trace.considered)
             async with self._upstream.post(heartbeat.url + call.path, body, sent_headers) as answer:
                 slot.close()
+                routed = Routed(decision, heartbeat.epoch, answer)
                 if answer.status == 200:
-                    self._first_byte(call, decision, lease, answer)
-                result = await relay(Routed(decision, answer))
+                    self._first_byte(call, routed, lease)
+                result = await relay(routed)
             call.trace.mark("done", self._clock())
             return result
         finally:
             lease.release(self._clock())
 
-    def _first_byte(self, call: Call, decision: Decision, lease: Lease, answer: aiohttp.ClientResponse) -> None:
-        now = self._clock()
+    def _first_byte(self, call: Call, routed: Routed, lease: Lease) -> None:
+        now, decision = self._clock(), routed.decision
         lease.first_token(now)
         call.trace.mark("first_byte", now)
         self._router.fleet.succeeded(decision.choice)
-        raw = answer.headers.get(headers.DELIVERED_TOKENS, "")
-        delivered = int(raw) if raw.isascii() and raw.isdigit() else None
-        call.trace.delivered_tokens = delivered
-        if delivered is not None:
-            self._router.fleet.observe(decision.choice, call.prompt.tokens, decision.cached_tokens, delivered)
         ttft_s = now - call.trace.received_at
-        self._metrics.first_byte(decision.policy, ttft_s, call.prompt.tokens, decision.cached_tokens, delivered)
+        self._metrics.first_byte(decision.policy, ttft_s, call.prompt.tokens, decision.cached_tokens)
+        asyncio.get_running_loop().call_soon(self._computed, call.trace.considered)
+        call.trace.delivered_tokens = None
+        raw = routed.answer.headers.get(headers.DELIVERED_TOKENS, "")
+        if raw.isascii() and raw.isdigit():
+            self.told(call, routed, int(raw))
+
+    def told(self, call: Call, routed: Routed, delivered: int) -> None:
+        """The replica has said how much of the prompt its cache gave. The first time counts, and a number that can't be
+        doesn't."""
+        prompt, decision, trace = call.prompt, routed.decision, call.trace
+        if delivered > prompt.tokens or trace.delivered_tokens is not None:
+            return
+        trace.delivered_tokens = delivered
+        prediction = Prediction(
+            possible=BLOCK_SIZE * min(len(prompt.hashes), (prompt.tokens - 1) // BLOCK_SIZE),
+            expected=decision.cached_tokens,
+            held=decision.held_tokens,
+        )
+        who = decision.choice, routed.epoch
+        self._router.fleet.observe(who, prompt.tokens, prediction, delivered, self._clock())
+        self._metrics.delivered(decision.policy, delivered, prediction.errors(delivered))
+        asyncio.get_running_loop().call_soon(self._told, trace, trace.considered, delivered)
+
+    def _sent(self, trace: Trace, considered: Considered | None) -> None:
+        assert considered is not None
+        trace.sent, trace.judged = self._hindsight.sent(considered, self._clock()), None
+
+    def _computed(self, considered: Considered | None) -> None:
+        assert considered is not None
+        self._hindsight.computed(considered)
+
+    def _told(self, trace: Trace, considered: Considered | None, delivered: int) -> None:
+        assert considered is not None and trace.sent is not None
+        trace.judged = self._hindsight.told(considered, trace.sent, delivered)
 
     def _blame(self, replica: str, error: UpstreamError) -> None:
         if isinstance(error, ReplicaFailed):

@@ -27,6 +27,10 @@ class NotLoopback(RequestPhaseError):
     pass
 
 
+class NotAuthorised(RequestPhaseError):
+    pass
+
+
 class UnknownRequest(RequestPhaseError):
     pass
 
@@ -91,6 +95,7 @@ ANSWERS: dict[type[GatewayError], Answer] = {
     ModelNotFound: Answer(404, "invalid_request_error", "model_not_found"),
     UnsupportedEncoding: Answer(415, "invalid_request_error", "unsupported_encoding"),
     NotLoopback: Answer(403, "permission_error", "loopback_only"),
+    NotAuthorised: Answer(401, "authentication_error", "invalid_api_key"),
     UnknownRequest: Answer(404, "invalid_request_error", "request_not_found"),
     NoReplica: Answer(503, "service_unavailable", "no_replica", retry_after_s=1),
     ReplicaUnreachable: Answer(502, "upstream_error", "replica_unreachable"),

@@ -5,13 +5,16 @@ re-registration can reset them.
 """
 
 import sys
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from gateway.backlog import Backlog
+from gateway.fleet_table import FleetTable
 from gateway.identity import Difference, Identity
-from gateway.routing.base import ReplicaView
-from replica.protocol.records import HEARTBEAT_TTL_S, Heartbeat, ReplicaState
+from gateway.index.prefix_index import Match
+from gateway.routing.candidates import Candidates, Mask
+from gateway.trust import Prediction, Trust
+from replica.protocol.records import CostModel, Heartbeat, ReplicaState
 
 NEWER_S = 0.05
 """Two readings of one heartbeat differ by their round trips; two heartbeats by the sender's period."""
@@ -22,10 +25,21 @@ FAILURES_IN_A_ROW = 3
 """5xx answers without a success between them that take a replica out. One may be the prompt's own fault, and must not
 take out each replica that it is retried on."""
 
-TRUST_WEIGHT = 0.2
-"""Of the newest observation: a replica that lies loses half its credit within three requests."""
+REUSE_WEIGHT = 0.2
+"""Of the newest observation."""
+
+STAY_WEIGHT = 0.05
 
 FORGET_S = 60.0
+
+NOMINAL = CostModel(c0=0.01, c_lin=1e-4, c_att=0.0, c_dec=1e-4, max_step_tokens=2048)
+"""Stands in until a replica has fitted its own: then only the proportions matter, and tokens count most."""
+
+Key = tuple[str, int]
+"""Gateway, and its number of the request."""
+
+Incarnation = tuple[str, str]
+"""Replica id and epoch: a replica that came back is another one to a request that failed on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +54,102 @@ class Beat:
 class _Member:
     heartbeat: Heartbeat
     beat_at: float
+    table: FleetTable
     present: bool = True
-    others_tokens: int = 0
-    """Queued by other gateways and clients, as of the last heartbeat."""
+    backlog: Backlog = field(default_factory=Backlog)
     prefilling: "set[Lease]" = field(default_factory=set)
     streaming: int = 0
     """Leases that have got their first token."""
     decoding: int = 0
     """Their sequences, of which a request may have several."""
-    prefilled: "deque[Lease]" = field(default_factory=deque)
-    """Leases that got their first token so lately that a report still to come may count them."""
     back_offs: int = 0
     failures: int = 0
     tripped_at: float = float("-inf")
     closed_until: float = float("-inf")
-    trust: float = 1.0
+    trust: Trust = field(default_factory=Trust)
+    honoured: float = 1.0
+    """By `trust`, when last looked at; so is the next."""
+    unpromised: float = 0.0
     reuse: float = 0.0
+    stay_s: float = 0.0
+    """From first token to end, of late."""
+
+    def believe(self, now: float) -> None:
+        self.honoured, self.unpromised = self.trust.honoured(now), self.trust.unpromised(now)
 
     @property
-    def own_tokens(self) -> int:
-        return sum(lease.uncached_tokens for lease in self.prefilling)
+    def cost(self) -> CostModel:
+        cost = self.heartbeat.cost
+        return cost if cost.c_lin > 0 and cost.max_step_tokens > 0 else NOMINAL
 
     @property
     def leases(self) -> int:
         return len(self.prefilling) + self.streaming
 
-    def own_tokens_at(self, time: float) -> int:
-        """Own uncached tokens that the replica had before it at that time."""
-        while self.prefilled and self.prefilled[0].first_token_at < time - HEARTBEAT_TTL_S:
-            self.prefilled.popleft()
-        recent = [lease for lease in self.prefilled if lease.first_token_at > time]
-        return sum(lease.uncached_tokens for lease in [*self.prefilling, *recent] if lease.taken_at <= time)
+    @property
+    def tokens_per_s(self) -> float:
+        """At which what is queued sinks: in whole steps, with the decodes beside, and after the step under way."""
+        cost, decoding = self.cost, max(self.decoding, self.heartbeat.load.decoding)
+        tokens = min(max(1.0, self.backlog.level), cost.max_step_tokens)
+        step_s = cost.c0 + cost.c_dec * decoding
+        return tokens / (step_s + cost.c_lin * tokens + (step_s / 2 if decoding else 0.0))
+
+    def stayed(self, seconds: float) -> None:
+        if seconds > 0:
+            self.stay_s += STAY_WEIGHT * (seconds - self.stay_s) if self.stay_s else seconds
+
+    def show_queue(self) -> None:
+        """`show`, for what others change by the thousand."""
+        backlog = self.backlog
+        self.table.write(
+            self.heartbeat.replica,
+            level=backlog.level,
+            as_of=backlog.as_of,
+            bound=backlog.bound,
+            floor=backlog.requests,
+            tokens_per_s=self.tokens_per_s,
+            waiting=max(backlog.requests, self.heartbeat.load.waiting),
+        )
+        self.table.write_sizes(self.heartbeat.replica, backlog.size_tokens, backlog.size_counts)
+
+    def show(self) -> None:
+        """To the table: after every change."""
+        self.show_queue()
+        load, cost = self.heartbeat.load, self.cost
+        self.table.write(
+            self.heartbeat.replica,
+            ready=self.present and self.heartbeat.state is ReplicaState.READY,
+            max_context=self.heartbeat.max_context,
+            beat_at=self.beat_at,
+            tripped_at=self.tripped_at,
+            closed_until=self.closed_until,
+            shortest_first=self.heartbeat.order == "shortest",
+            decoding=max(self.decoding, load.decoding),
+            active_blocks=max(0, load.total_blocks - load.free_blocks - load.evictable_blocks),
+            free_blocks=load.free_blocks,
+            total_blocks=load.total_blocks,
+            trust=self.honoured,
+            unpromised=self.unpromised,
+            reuse=self.reuse,
+            reuse_tokens=self.heartbeat.reuse_tokens,
+            c0=cost.c0,
+            c_lin=cost.c_lin,
+            c_att=cost.c_att,
+            c_dec=cost.c_dec,
+            step_tokens=cost.max_step_tokens,
+            max_running=self.heartbeat.max_running,
+            stay_s=self.stay_s,
+        )
 
 
 class Lease:
     """One request on one replica: its uncached tokens count as queued until the first token, and it as decoding until
     it is released. Release it in `finally`; releasing twice does nothing."""
 
-    __slots__ = ("_member", "_open", "choices", "first_token_at", "hashes", "replica", "taken_at", "uncached_tokens")
+    __slots__ = (
+        *("_member", "_open", "choices", "first_token_at", "hashes", "on_prefilled", "replica", "taken_at"),
+        "uncached_tokens",
+    )
 
     def __init__(
         self, member: _Member, uncached_tokens: int, hashes: Sequence[int], now: float, choices: int = 1
@@ -90,22 +162,31 @@ class Lease:
         self.choices = choices
         self.taken_at = now
         self.first_token_at = float("inf")
+        self.on_prefilled: Callable[[float], None] | None = None
+        """Called once: at the first token, or at a release without one."""
         member.prefilling.add(self)
+        member.backlog.sent(self, uncached_tokens, now, member.tokens_per_s, is_own=True)
+        member.show()
 
     def first_token(self, now: float) -> None:
         if self in self._member.prefilling:
             self._member.prefilling.remove(self)
-            self._member.prefilled.append(self)
+            self._member.backlog.done(self)
             self._member.streaming += 1
             self._member.decoding += self.choices
             self.first_token_at = now
+            self._member.show()
+            if self.on_prefilled is not None:
+                self.on_prefilled(now)
 
     def release(self, now: float) -> None:
         self.first_token(now)
         if self._open:
             self._open = False
+            self._member.stayed(now - self.first_token_at)
             self._member.streaming -= 1
             self._member.decoding -= self.choices
+            self._member.show()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +200,10 @@ class Status:
     """What keeps its digest from being used: such a replica is routed to by load alone."""
     leases: int
     queue_tokens: int
+    own_tokens: int
+    """Sent by this gateway, and without a first token."""
     trust: float
+    unpromised: float
     reuse: float
 
     @property
@@ -131,6 +215,7 @@ class Fleet:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._members: dict[str, _Member] = {}
+        self._table = FleetTable()
         self._frozen = False
 
     def __repr__(self) -> str:
@@ -143,26 +228,59 @@ class Fleet:
         for replica, beat in beats.items():
             self._take(replica, beat, now - beat.age_s)
         for replica, member in list(self._members.items()):
+            if member.backlog.expire(now):
+                member.show_queue()
             if replica not in beats:
                 member.present = member.present and replica in kept
+                member.show()
                 if not member.present and not member.leases and now > member.beat_at + FORGET_S:
                     del self._members[replica]
+                    self._table.remove(replica)
 
     def _take(self, replica: str, beat: Beat, beat_at: float) -> None:
         member = self._members.get(replica)
         if member is None:
-            member = self._members[replica] = _Member(beat.heartbeat, float("-inf"))
-        member.present = True
+            member = self._members[replica] = _Member(beat.heartbeat, float("-inf"), self._table)
         if beat_at < member.beat_at + NEWER_S and beat.heartbeat == member.heartbeat:
+            member.present = True
+            member.show()
             return
+        member.present = True
         if beat.heartbeat.epoch != member.heartbeat.epoch:
-            member.trust, member.reuse = 1.0, 0.0
+            member.trust, member.reuse = Trust(), 0.0
+        member.believe(beat_at)
         member.heartbeat, member.beat_at = beat.heartbeat, beat_at
-        member.others_tokens = max(0, beat.heartbeat.load.pending_tokens - member.own_tokens_at(beat_at))
+        load = beat.heartbeat.load
+        member.backlog.report(load.pending_tokens, beat_at - beat.heartbeat.load_age_s, member.tokens_per_s)
+        member.show()
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
 
     def freeze(self) -> None:
         """Redis can't be reached: go on with the replicas known last, until the next update."""
         self._frozen = True
+        for member in self._members.values():
+            member.backlog.forget_new()
+            member.show_queue()
+
+    def intend(self, replica: str, request: Key, tokens: int, at: float) -> bool:
+        """Another gateway has sent it this request at that time; false where no such replica is known."""
+        member = self._members.get(replica)
+        if member is None:
+            return False
+        tokens = min(tokens, member.heartbeat.max_context)
+        member.backlog.sent(request, tokens, at, member.tokens_per_s, is_own=False)
+        member.show_queue()
+        return True
+
+    def settle(self, replica: str, request: Key) -> None:
+        """Another gateway's request has its first token, or ended without one."""
+        member = self._members.get(replica)
+        if member is not None:
+            member.backlog.done(request)
+            member.show_queue()
 
     def lease(self, replica: str, uncached_tokens: int, hashes: Sequence[int], now: float, choices: int = 1) -> Lease:
         """Raises KeyError for a replica that was never seen."""
@@ -195,28 +313,35 @@ class Fleet:
                 member.back_offs += 1
             member.tripped_at = now
             member.failures = 0
+            member.show()
 
-    def observe(self, replica: str, prompt_tokens: int, predicted: int, delivered: int) -> None:
-        """What the replica's cache really gave, beside what it was predicted to."""
+    def observe(self, who: Incarnation, prompt_tokens: int, prediction: Prediction, delivered: int, now: float) -> None:
+        """What the cache of that epoch really gave, beside what it was predicted to."""
+        replica, epoch = who
         member = self._members.get(replica)
-        if member is None:
+        if member is None or member.heartbeat.epoch != epoch:
             return
-        if predicted > 0:
-            member.trust += TRUST_WEIGHT * (min(1.0, delivered / predicted) - member.trust)
-        member.reuse += TRUST_WEIGHT * (min(1.0, delivered / max(1, prompt_tokens)) - member.reuse)
+        member.reuse += REUSE_WEIGHT * (delivered / max(1, prompt_tokens) - member.reuse)
+        if self.compatible(replica):
+            member.trust.observe(prediction, delivered, now)
+            member.believe(now)
+        member.show()
 
-    def snapshot(self, now: float) -> tuple[ReplicaView, ...]:
-        """The replicas that may be chosen now, by id; what they hold of a prompt is for the index to add."""
-        return tuple(
-            self._view(self._members[r]) for r in sorted(self._members) if self._routable(self._members[r], now)
-        )
+    def open(self, now: float, tokens: int = 0, tried: Set[Incarnation] = frozenset()) -> Mask:
+        """Which replicas may be chosen now, have room for so many tokens and weren't tried."""
+        return self._table.open(now, self._frozen, tokens, [r for r, epoch in tried if self._epoch(r) == epoch])
+
+    def candidates(self, which: Mask, matches: Mapping[str, Match], now: float) -> Candidates:
+        """`matches`: what they hold of the prompt."""
+        return self._table.candidates(which, matches, now)
 
     def routable(self, now: float) -> tuple[str, ...]:
         return tuple(replica for replica in sorted(self._members) if self._routable(self._members[replica], now))
 
     def max_context(self, now: float) -> int:
         """Of the roomiest routable replica; without any, no limit is known."""
-        return max((view.max_context for view in self.snapshot(now)), default=sys.maxsize)
+        contexts = (self._members[replica].heartbeat.max_context for replica in self.routable(now))
+        return max(contexts, default=sys.maxsize)
 
     def heartbeat(self, replica: str) -> Heartbeat:
         """Raises KeyError."""
@@ -226,6 +351,11 @@ class Fleet:
         """Whether its digest is about the same blocks as ours."""
         member = self._members.get(replica)
         return member is not None and not self._identity.differences(member.heartbeat)
+
+    def state(self, replica: str, now: float) -> str:
+        """See Status; `gone` for one that was never seen, too."""
+        member = self._members.get(replica)
+        return "gone" if member is None else self._state(member, now)
 
     def differences(self, replica: str) -> tuple[Difference, ...]:
         """What keeps its digest from being used. Raises KeyError."""
@@ -241,12 +371,17 @@ class Fleet:
                 state=self._state(member, now),
                 differences=self._identity.differences(member.heartbeat),
                 leases=member.leases,
-                queue_tokens=member.own_tokens + member.others_tokens,
-                trust=member.trust,
+                queue_tokens=round(member.backlog.tokens(now, member.tokens_per_s)),
+                own_tokens=sum(lease.uncached_tokens for lease in member.prefilling),
+                trust=member.trust.honoured(now),
+                unpromised=member.trust.unpromised(now),
                 reuse=member.reuse,
             )
             for replica, member in sorted(self._members.items())
         }
+
+    def _epoch(self, replica: str) -> str:
+        return self._members[replica].heartbeat.epoch if replica in self._members else ""
 
     def _routable(self, member: _Member, now: float) -> bool:
         return self._state(member, now) == "ready"
@@ -258,18 +393,3 @@ class Fleet:
             return "draining"
         heard_since = self._frozen or member.beat_at > member.tripped_at
         return "ready" if now >= member.closed_until and heard_since else "ejected"
-
-    def _view(self, member: _Member) -> ReplicaView:
-        heartbeat = member.heartbeat
-        return ReplicaView(
-            id=heartbeat.replica,
-            epoch=heartbeat.epoch,
-            queue_tokens=member.own_tokens + member.others_tokens,
-            decoding=max(member.decoding, heartbeat.load.decoding),
-            cost=heartbeat.cost,
-            free_blocks=heartbeat.load.free_blocks,
-            total_blocks=heartbeat.load.total_blocks,
-            max_context=heartbeat.max_context,
-            trust=member.trust,
-            reuse=member.reuse,
-        )

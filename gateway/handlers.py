@@ -9,20 +9,23 @@ from aiohttp import web
 
 from gateway.dispatch import Call, Routed
 from gateway.errors import ModelNotFound, NoReplica, UnsupportedEncoding, UpstreamError, answer_for
-from gateway.introspect import max_context
+from gateway.explain import decision_headers
+from gateway.introspect import max_context, model_name
 from gateway.keys import (
     BUDGET,
     CLOCK,
-    CONFIG,
     DISPATCHER,
     LIFECYCLE,
     METRICS,
-    REQUEST_ID,
+    RECORDER,
     TEXT,
     TOKENIZER,
+    TRACE,
     TRACES,
 )
+from gateway.recording.answer import AnswerCount
 from gateway.routing.base import RouteRequest
+from gateway.sessions import session_name
 from gateway.tokens import Prompt
 from gateway.traces import Trace
 from gateway.upstream import translated
@@ -48,19 +51,27 @@ async def completions(request: web.Request) -> web.StreamResponse:
     return await complete(request, openai.parse_completion)
 
 
+def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
+    parsers: dict[str, Callable[[bytes], Parsed]] = {"chat": openai.parse_chat, "completion": openai.parse_completion}
+    if endpoint not in parsers:
+        raise openai.RequestError(f"endpoint must be chat or completion, not {endpoint!r}", param="endpoint")
+    return parsers[endpoint]
+
+
 async def complete(request: web.Request, parse: Callable[[bytes], Parsed]) -> web.StreamResponse:
     app = request.app
     trace = app[TRACES].begin(request_id(request), app[CLOCK]())
-    request[REQUEST_ID] = trace.request_id
+    request[TRACE] = trace
     if app[LIFECYCLE].draining:
         raise NoReplica("this gateway is shutting down")
     with app[BUDGET].request():
         trace.mark("received", trace.received_at)
         parsed = parse(await read_body(request))
-        check(parsed, app[TEXT], app[CONFIG].model_name or app[TEXT].name)
+        check(parsed, app[TEXT], model_name(app))
         prompt = await tokenise(request, parsed, trace)
         call = make_call(request, parsed, prompt, trace)
-        return await app[DISPATCHER].serve(call, lambda routed: relay(request, call, routed))
+        with app[RECORDER].recording(call):
+            return await app[DISPATCHER].serve(call, lambda routed: relay(request, call, routed))
 
 
 def request_id(request: web.Request) -> str:
@@ -95,17 +106,20 @@ def check(parsed: Parsed, text: ModelText, model_name: str) -> None:
 async def tokenise(request: web.Request, parsed: Parsed, trace: Trace) -> Prompt:
     app = request.app
     begin = app[CLOCK]()
-    if isinstance(parsed, openai.ChatRequest):
-        messages = [message.for_template() for message in parsed.messages]
-        tools = [tool.for_template() for tool in parsed.tools]
-        prompt = await app[TOKENIZER].chat(messages, tools, salt=parsed.cache_salt)
-    else:
-        prompt = await app[TOKENIZER].completion(parsed.prompts[0], salt=parsed.cache_salt)
+    prompt = await prompt_of(app, parsed)
     now = app[CLOCK]()
     app[METRICS].tokenise.observe(now - begin)
     trace.prompt_tokens = len(prompt.tokens)
     trace.mark("tokenised", now, tokens=trace.prompt_tokens)
     return prompt
+
+
+async def prompt_of(app: web.Application, parsed: Parsed) -> Prompt:
+    if isinstance(parsed, openai.ChatRequest):
+        messages = [message.for_template() for message in parsed.messages]
+        tools = [tool.for_template() for tool in parsed.tools]
+        return await app[TOKENIZER].chat(messages, tools, salt=parsed.cache_salt)
+    return await app[TOKENIZER].completion(parsed.prompts[0], salt=parsed.cache_salt)
 
 
 def make_call(request: web.Request, parsed: Parsed, prompt: Prompt, trace: Trace) -> Call:
@@ -116,12 +130,22 @@ def make_call(request: web.Request, parsed: Parsed, prompt: Prompt, trace: Trace
     return Call(
         path=request.path,
         payload=payload | {"prompt_token_ids": prompt.tokens},
-        prompt=RouteRequest(tokens, [] if scores_prompt(parsed) else prompt.hashes),
-        total_tokens=tokens + (1 if parsed.max_new_tokens is None else parsed.max_new_tokens),
+        prompt=route_request(request, parsed, prompt),
+        total_tokens=total_tokens(parsed, prompt),
         choices=parsed.n,
         traced=request.headers.get(headers.TRACE) == "1",
         trace=trace,
     )
+
+
+def route_request(request: web.Request, parsed: Parsed, prompt: Prompt) -> RouteRequest:
+    hashes = [] if scores_prompt(parsed) else prompt.hashes
+    return RouteRequest(len(prompt.tokens), hashes, session_name(request.headers, parsed.user))
+
+
+def total_tokens(parsed: Parsed, prompt: Prompt) -> int:
+    """Of the prompt and the shortest answer that will do."""
+    return len(prompt.tokens) + (1 if parsed.max_new_tokens is None else parsed.max_new_tokens)
 
 
 def scores_prompt(parsed: Parsed) -> bool:
@@ -141,6 +165,8 @@ async def relay_whole(call: Call, routed: Routed) -> web.Response:
         body = await routed.answer.read()
     except (aiohttp.ClientError, OSError) as error:
         raise translated(error) from error
+    if call.trace.answer is not None:
+        call.trace.answer.feed(body)
     return web.Response(body=body, status=routed.answer.status, headers=answer_headers(call, routed))
 
 
@@ -150,7 +176,9 @@ async def relay_stream(request: web.Request, call: Call, routed: Routed) -> web.
     response.headers.update({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
     await response.prepare(request)
     try:
-        await relay_events(routed.answer.content.readany, response.write)
+        delivered = await relay_events(routed.answer.content.readany, counted(response.write, call.trace.answer))
+        if delivered is not None:
+            request.app[DISPATCHER].told(call, routed, delivered)
     except UpstreamError as error:
         request.app[DISPATCHER].broke_off(routed.decision.choice)
         call.trace.attempts[-1].failure = error.reason
@@ -161,8 +189,22 @@ async def relay_stream(request: web.Request, call: Call, routed: Routed) -> web.
     return response
 
 
-async def relay_events(read: Callable[[], Awaitable[bytes]], write: Callable[[bytes], Awaitable[None]]) -> None:
-    """Server-sent events up to `[DONE]`, which is sent once, whatever the replica does with it.
+def counted(
+    write: Callable[[bytes], Awaitable[None]], answer: AnswerCount | None
+) -> Callable[[bytes], Awaitable[None]]:
+    if answer is None:
+        return write
+
+    async def write_and_count(data: bytes) -> None:
+        answer.feed(data)
+        await write(data)
+
+    return write_and_count
+
+
+async def relay_events(read: Callable[[], Awaitable[bytes]], write: Callable[[bytes], Awaitable[None]]) -> int | None:
+    """Server-sent events up to `[DONE]`, which is sent once, whatever the replica does with it. Returns the delivered
+    tokens where the replica tells them with it.
 
     A last event that is still incomplete is held back, so that what follows a break is never glued to half of one.
     Raises an UpstreamError where the replica breaks off before `[DONE]`.
@@ -175,7 +217,7 @@ async def relay_events(read: Callable[[], Awaitable[bytes]], write: Callable[[by
             raise translated(error) from error
         if not chunk:
             await write(held + DONE if held.endswith(b"\n\n") or not held else held + b"\n\n" + DONE)
-            return
+            return None
         held += chunk
         end = len(held) if len(held) > HELD_BACK_MAX else held.rfind(b"\n\n") + 2
         if end < 2:
@@ -183,9 +225,20 @@ async def relay_events(read: Callable[[], Awaitable[bytes]], write: Callable[[by
         whole, held = held[:end], held[end:]
         done = whole.find(DONE)
         if done >= 0 and (done == 0 or whole[done - 1 : done] == b"\n"):
-            await write(whole[: done + len(DONE)])
-            return
+            rest, delivered = without_comment(whole[:done])
+            await write(rest + DONE)
+            return delivered
         await write(whole)
+
+
+def without_comment(events: bytes) -> tuple[bytes, int | None]:
+    """What comes before `[DONE]`, and the number of delivered tokens that may stand just there."""
+    start = events.rfind(b"\n", 0, -1) + 1
+    line = events[start:]
+    if not line.startswith(headers.DELIVERED_COMMENT):
+        return events, None
+    number = line.removeprefix(headers.DELIVERED_COMMENT).strip()
+    return events[:start], int(number) if number.isdigit() and len(number) < 10 else None
 
 
 def answer_headers(call: Call, routed: Routed) -> dict[str, str]:
@@ -196,7 +249,5 @@ def answer_headers(call: Call, routed: Routed) -> dict[str, str]:
     }
     return passed | {
         headers.REQUEST_ID: call.trace.request_id,
-        headers.REPLICA: routed.decision.choice,
-        headers.POLICY: routed.decision.policy,
-        headers.CACHED_TOKENS: str(routed.decision.cached_tokens),
+        **decision_headers(call.trace.considered),
     }

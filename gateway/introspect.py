@@ -1,17 +1,15 @@
-"""The endpoints that only look, and the one switch."""
+"""The endpoints that only look."""
 
-import ipaddress
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from gateway.errors import ModelNotFound, NoReplica, NotLoopback, UnknownRequest
-from gateway.keys import CLOCK, CONFIG, FLEET, INDEX, LIFECYCLE, METRICS, ROUTER, TEXT, TRACES, UPSTREAM
-from gateway.routing.registry import UnknownPolicy, make_policy
+from gateway.errors import ModelNotFound, NoReplica, UnknownRequest
+from gateway.explain import explained
+from gateway.keys import CLOCK, CONFIG, FLEET, INDEX, LIFECYCLE, METRICS, TEXT, TRACES, UPSTREAM
 from gateway.traces import Trace
-from replica.protocol.openai import RequestError
 
 
 def json_response(value: Any) -> web.Response:
@@ -88,9 +86,13 @@ async def replicas(request: web.Request) -> web.Response:
                 "indexed_blocks": index.blocks(replica),
                 "load": asdict(status.heartbeat.load),
                 "cost": asdict(status.heartbeat.cost),
+                "order": status.heartbeat.order,
+                "max_running": status.heartbeat.max_running,
                 "in_flight": status.leases,
                 "queue_tokens": status.queue_tokens,
+                "own_queue_tokens": status.own_tokens,
                 "trust": round(status.trust, 4),
+                "unpromised": round(status.unpromised, 4),
                 "reuse": round(status.reuse, 4),
             }
         )
@@ -98,7 +100,7 @@ async def replicas(request: web.Request) -> web.Response:
 
 
 async def explain(request: web.Request) -> web.Response:
-    return json_response(_trace(request).explain())
+    return json_response(explained(_trace(request)))
 
 
 async def trace(request: web.Request) -> web.Response:
@@ -115,23 +117,3 @@ def _trace(request: web.Request) -> Trace:
     if found is None:
         raise UnknownRequest(f"request {asked!r} is not among the last ones")
     return found
-
-
-async def set_policy(request: web.Request) -> web.Response:
-    """For the same machine only, as long as there are no keys."""
-    try:
-        loopback = ipaddress.ip_address(request.remote or "").is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise NotLoopback("the policy can be set from the gateway's own machine only")
-    try:
-        name = orjson.loads(await request.read())["policy"]
-        policy = make_policy(name)
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise RequestError('the body must be {"policy": NAME}', param="policy", code="invalid_value") from error
-    except UnknownPolicy as error:
-        raise RequestError(str(error), param="policy", code="invalid_value") from error
-    router = request.app[ROUTER]
-    previous, router.policy = router.policy.name, policy
-    return json_response({"policy": policy.name, "previous": previous})

@@ -9,9 +9,11 @@ from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet
 from gateway.index.prefix_index import PrefixIndex
 from gateway.metrics import Metrics
+from gateway.recording.recorder import Recorder
 from gateway.router import Router
+from gateway.routing.shadow import Shadow
 from gateway.tokens import PromptTokenizer
-from gateway.traces import Traces
+from gateway.traces import Trace, Traces
 from gateway.upstream import RetryBudget, Upstream
 from replica.protocol.text import ModelText
 
@@ -36,7 +38,9 @@ INDEX = web.AppKey("INDEX", PrefixIndex)
 ROUTER = web.AppKey("ROUTER", Router)
 BUDGET = web.AppKey("BUDGET", RetryBudget)
 UPSTREAM = web.AppKey("UPSTREAM", Upstream)
+RECORDER = web.AppKey("RECORDER", Recorder)
+SHADOW = web.AppKey("SHADOW", Shadow)
 DISPATCHER = web.AppKey("DISPATCHER", Dispatcher)
 
-REQUEST_ID = web.RequestKey("REQUEST_ID", str)
-"""Of a request that generates: the id that its answer carries, errors included."""
+TRACE = web.RequestKey("TRACE", Trace)
+"""Of a request that generates: its answer carries the id and the decision, errors included."""

@@ -9,6 +9,8 @@ change one, not move one to another replica, kind or fleet. They can still play 
   that has just started, and several old heartbeats played in a row, until the live replica's next one.
 - An old delta has a sequence number that the index is past, or an epoch that the heartbeat doesn't name. An old
   snapshot is of another epoch, or of a sequence number below the heartbeat's: it costs a repair.
+- Old intents of a gateway that was heard lately have numbers that are used up. Those of one that is long gone count
+  until the replica's next heartbeat: there is less credit, or a longer queue, for half a second.
 
 And they can always delete and withhold records: then there is less credit, or a replica is thought to be gone.
 """
@@ -18,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.addresses import AddressList
+from replica.protocol.intents import Intents
 from replica.protocol.records import (
     REPLICAS_MAX,
-    SNAPSHOT_HEAD_MAX_BYTES,
     Delta,
     Heartbeat,
     Keys,
@@ -60,13 +62,19 @@ class RecordsGate:
         self._newest: OrderedDict[str, _Newest] = OrderedDict()
 
     def entry(self, fields: Mapping[bytes, bytes]) -> Delta | StateChange:
-        """One of the stream."""
+        """One of the replicas' stream."""
         self._signer.check_entry(self._keys.stream, fields)
         return decode_entry(fields)
 
-    def snapshot(self, replica: str, value: bytes) -> Snapshot:
-        check_snapshot_size(value[:SNAPSHOT_HEAD_MAX_BYTES], len(value))
-        return Snapshot.decode(self._signer.unseal(self._keys.snapshot(replica), value))
+    def intents(self, fields: Mapping[bytes, bytes]) -> Intents:
+        """One of the gateways' stream."""
+        self._signer.check_entry(self._keys.intents, fields)
+        return Intents.decode(fields)
+
+    def snapshot(self, replica: str, head: bytes, packed: bytes) -> Snapshot:
+        """In two parts, as in `split_snapshot`. Reads every byte of them only for the signature."""
+        check_snapshot_size(head, len(head) + len(packed))
+        return Snapshot.decode(self._signer.unseal(self._keys.snapshot(replica), head, packed), packed)
 
     def heartbeat(self, replica: str, value: bytes) -> Heartbeat:
         check_replica_id(replica)

@@ -1,45 +1,128 @@
 """Fleet and index seen through the policy: where a prompt goes, and what that is expected to leave behind."""
 
-from collections.abc import Set
-from dataclasses import replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import cached_property, partial
 
-from gateway.fleet import Fleet, Lease
-from gateway.index.prefix_index import EXPECT_MAX_BLOCKS, PrefixIndex
-from gateway.routing.base import Decision, Policy, ReplicaView, RouteRequest
+from gateway.fleet import Fleet, Incarnation, Lease
+from gateway.index.prefix_index import EXPECT_MAX_BLOCKS, Match, PrefixIndex
+from gateway.intents.outbox import Outbox
+from gateway.routing.base import Decision, Policy, RouteRequest
+from gateway.routing.candidates import Candidates
+from gateway.routing.reason import Reason, reason_for
 from replica.protocol.hashing import BLOCK_SIZE
+from replica.protocol.intents import Intents
 
 RENEW_MAX_BLOCKS = EXPECT_MAX_BLOCKS // 4
 """With more, a generation of expectations would be full again at once, and each decision would renew them all."""
 
-Incarnation = tuple[str, str]
-"""Replica id and epoch: a replica that came back is another one to a request that failed on it."""
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """A replica that holds more of the prompt than any candidate, and couldn't be chosen."""
+
+    replica: str
+    state: str
+    """`ready` for one that this request has failed on already, or whose context is too small for it."""
+    held_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Considered:
+    """A decision with all that it was taken on."""
+
+    request: RouteRequest
+    decision: Decision
+    candidates: Candidates
+    barred: tuple[Barred, ...]
+    """The one that holds the most first."""
+    retry: bool
+    """The request has failed elsewhere before."""
+
+    @cached_property
+    def reason(self) -> Reason:
+        return reason_for(self.request.tokens, self.decision, self.candidates, retry=self.retry)
 
 
 class Router:
-    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: Policy, outbox: Outbox | None = None) -> None:
+        """`outbox`: for the fleet's other gateways, if there may be any."""
         self.fleet = fleet
         self.index = index
         self.policy = policy
+        self.outbox = outbox or Outbox("nobody")
 
     def route(self, request: RouteRequest, total_tokens: int, tried: Set[Incarnation], now: float) -> Decision | None:
         """None where no replica may take it. `total_tokens`: prompt and the answer that must fit with it."""
-        views = [view for view in self.fleet.snapshot(now) if self._may_take(view, total_tokens, tried)]
-        if not views:
-            return None
-        if self.index.expire(now):
+        self.expire(now)
+        considered = self.consider(request, total_tokens, tried, now)
+        return None if considered is None else considered.decision
+
+    def expire(self, now: float) -> None:
+        """Of what is expected, what is old: before each decision that is meant."""
+        if self.index.expire(now, hold=self.fleet.frozen):
             self._renew()
+
+    def consider(
+        self,
+        request: RouteRequest,
+        total_tokens: int,
+        tried: Set[Incarnation],
+        now: float,
+        policy: Policy | None = None,
+    ) -> Considered | None:
+        """A decision by the live policy, or by another. Changes nothing."""
+        which = self.fleet.open(now, total_tokens, tried)
+        if not which.any():
+            return None
         matches = self.index.match(request.hashes)
-        candidates = [
-            replace(view, matched_blocks=matches[view.id].expected) if view.id in matches else view for view in views
+        candidates = self.fleet.candidates(which, matches, now)
+        decision = (policy or self.policy).choose(request, candidates, now)
+        barred = self._barred(request, candidates, matches, now)
+        return Considered(request, decision, candidates, barred, retry=bool(tried))
+
+    def _barred(
+        self, request: RouteRequest, candidates: Candidates, matches: Mapping[str, Match], now: float
+    ) -> tuple[Barred, ...]:
+        usable = int(candidates.held_blocks.max())
+        whole = (request.tokens - 1) // BLOCK_SIZE
+        if usable >= whole:
+            return ()
+        found = [
+            Barred(replica, self.fleet.state(replica, now), min(match.held, whole) * BLOCK_SIZE)
+            for replica, match in matches.items()
+            if match.held > usable
         ]
-        return self.policy.choose(request, candidates, now)
+        return tuple(sorted(found, key=lambda each: -each.held_tokens))
 
     def take(self, request: RouteRequest, decision: Decision, now: float, choices: int = 1) -> Lease:
         """The lease for a decision; its prefix is from now on expected at the replica."""
         held = request.hashes[: (request.tokens - 1) // BLOCK_SIZE]
         lease = self.fleet.lease(decision.choice, request.tokens - decision.cached_tokens, held, now, choices)
         self.index.expect(decision.choice, held)
+        # Between a decision and its sending another policy may have been put in.
+        if decision.policy == self.policy.name:
+            self.policy.placed(request, decision, now)
+        new = held[decision.cached_tokens // BLOCK_SIZE :]
+        number = self.outbox.routed(decision.choice, lease.uncached_tokens, new, now)
+        lease.on_prefilled = partial(self.outbox.done, number)
         return lease
+
+    def heard(self, intents: Intents, now: float) -> int:
+        """What a gateway has told the others: its requests count in the replicas' queues from now on, and their
+        prefixes are expected there. How many were new and another's."""
+        if intents.gateway == self.outbox.gateway:
+            return 0
+        highest = max((intent.number for intent in intents.routed), default=-1)
+        newest = self.outbox.peers.hear(intents.gateway, highest, now)
+        self.expire(now)
+        new = [intent for intent in intents.routed if intent.number > newest]
+        for intent in new:
+            if self.fleet.intend(intent.replica, (intents.gateway, intent.number), intent.tokens, now - intent.age_s):
+                self.index.expect(intent.replica, intent.hashes)
+        for done in intents.done:
+            self.fleet.settle(done.replica, (intents.gateway, done.number))
+        return len(new)
 
     def _renew(self) -> None:
         """Expects again what requests still wait for: the newest ones, as far as RENEW_MAX_BLOCKS go."""
@@ -52,7 +135,3 @@ class Router:
                     return
                 renewed.add((waiting.replica, waiting.hashes[-1]))
                 self.index.expect(waiting.replica, waiting.hashes)
-
-    @staticmethod
-    def _may_take(view: ReplicaView, tokens: int, tried: Set[Incarnation]) -> bool:
-        return tokens <= view.max_context and (view.id, view.epoch) not in tried

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import errno
-import signal
+import gc
 import socket
 
 import uvloop
@@ -14,6 +13,7 @@ from gateway.app import make_app
 from gateway.config import GatewayConfig
 from gateway.errors import StartError
 from gateway.wire import Wire
+from replica.protocol.listening import bind, listen, stop_signal
 from replica.protocol.records import Keys
 from replica.protocol.redis_link import explain
 from replica.protocol.redis_url import parse_redis_url
@@ -25,8 +25,9 @@ SHUTDOWN_S = 2.0
 
 
 def run(config: GatewayConfig) -> None:
-    """Blocks until the gateway has drained. Raises StartError."""
+    """Blocks until the gateway has drained. Raises ListenError, StartError."""
     with contextlib.closing(bind(config.host, config.port)) as listener:
+        listen(listener)
         try:
             text = ModelText.load(config.model, config.model_name)
         except ModelFolderError as error:
@@ -34,36 +35,17 @@ def run(config: GatewayConfig) -> None:
         uvloop.run(serve(config, text, listener))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Taken before anything slow happens. Raises StartError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise StartError(f"--host: {host!r} is no address: {error.strerror}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # NOTE: two sockets that reuse an address may both bind; the second one's listen() then fails.
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        reason = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
-        raise StartError(f"port {port} on {host} {reason}") from error
-    return listener
-
-
 async def serve(config: GatewayConfig, text: ModelText, listener: socket.socket) -> None:
     """Raises StartError where Redis can't be reached; once it could, its loss stops nothing."""
     await reach_redis(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_signal()
     runner = web.AppRunner(
         make_app(config, text), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
     )
     await runner.setup()
+    # NOTE: each full collection would go through all that is loaded by now, and hold the event loop for 30 ms or more.
+    gc.collect()
+    gc.freeze()
     try:
         await web.SockSite(runner, listener, backlog=1024).start()
         print(f"gateway ready on http://{_authority(config.host, listener)}", flush=True)

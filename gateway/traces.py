@@ -4,7 +4,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.routing.base import Decision
+from gateway.hindsight import Judged, Sent
+from gateway.recording.answer import AnswerCount
+from gateway.router import Considered
 
 MAX_REQUESTS = 1000
 MAX_ROWS = 64_000
@@ -26,31 +28,22 @@ class Trace:
     request_id: str
     received_at: float
     prompt_tokens: int = 0
-    decision: Decision | None = None
+    considered: Considered | None = None
+    sent: Sent | None = None
+    judged: Judged | None = None
     replica_url: str = ""
     delivered_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     replica_traced: bool = False
+    answer: AnswerCount | None = None
+    """Where requests are recorded."""
 
     def mark(self, event: str, now: float, **details: Any) -> None:
         self.events.append({"event": event, "at_s": round(now - self.received_at, 6), **details})
 
     def last_at(self, event: str) -> float | None:
         return next((item["at_s"] for item in reversed(self.events) if item["event"] == event), None)
-
-    def explain(self) -> dict[str, Any]:
-        decision = self.decision
-        return {
-            "request_id": self.request_id,
-            "policy": decision.policy if decision else None,
-            "replica": decision.choice if decision else None,
-            "prompt_tokens": self.prompt_tokens,
-            "predicted_cached_tokens": decision.cached_tokens if decision else None,
-            "delivered_cached_tokens": self.delivered_tokens,
-            "attempts": [{"replica": attempt.replica, "failure": attempt.failure} for attempt in self.attempts],
-            "candidates": [{"replica": replica, **row} for replica, row in decision.terms.items()] if decision else [],
-        }
 
     def timeline(self, replica_trace: dict[str, Any] | None) -> dict[str, Any]:
         """Own events, and those of the replica shifted to when the request was dispatched to it."""
@@ -84,12 +77,13 @@ class Traces:
             self._forget(next(iter(self._traces)))
         return trace
 
-    def decided(self, trace: Trace, decision: Decision) -> None:
-        trace.decision = decision
+    def decided(self, trace: Trace, considered: Considered) -> None:
+        trace.considered = considered
+        rows = len(considered.candidates)
         if self._traces.get(trace.request_id) is not trace:
             return
-        self._total_rows += len(decision.terms) - self._rows.get(trace.request_id, 0)
-        self._rows[trace.request_id] = len(decision.terms)
+        self._total_rows += rows - self._rows.get(trace.request_id, 0)
+        self._rows[trace.request_id] = rows
         while self._total_rows > self._max_rows and len(self._traces) > 1:
             self._forget(next(iter(self._traces)))
 

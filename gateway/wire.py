@@ -3,29 +3,40 @@
 Nothing is read that is longer than it may be: what lies in Redis may have been put there by anybody.
 """
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
+from replica.protocol.fleet_wire import FleetWire
+from replica.protocol.intents import STREAM_MAX_ENTRIES as INTENTS_MAX_ENTRIES
 from replica.protocol.records import (
+    FLEET_TTL_S,
     HEARTBEAT_MAX_BYTES,
     HEARTBEAT_TTL_S,
     REPLICAS_MAX,
     SNAPSHOT_HEAD_MAX_BYTES,
     Keys,
     RecordError,
+    StreamFields,
     check_snapshot_size,
+    split_snapshot,
 )
-from replica.protocol.redis_link import RedisLink
 from replica.protocol.redis_url import RedisUrl
+from replica.protocol.signing import Signer
 
-BATCH = 500
+BATCH = 100
+"""Entries of each stream. The client library takes as many replies apart in one go: 1 ms."""
+PIECE_BYTES = 512 << 10
+"""Of a snapshot."""
 SOCKET_S = 5.0
 """A Redis that takes a second for each reply is slow, not lost."""
 WANTED_EX_S = 10
+RENEW_S = 10.0
+"""What the gateways' stream has to live is renewed so often, not with each entry."""
 
 StreamId = tuple[int, int]
 ZERO: StreamId = (0, 0)
@@ -65,34 +76,34 @@ class StreamState:
         return self.untrimmed if start == ZERO else self.exists and self.first <= start
 
 
-class Wire:
-    """Use it as an async context manager. Methods raise RedisError, OSError or TimeoutError on a lost connection."""
-
-    def __init__(self, url: RedisUrl, keys: Keys) -> None:
-        self._keys = keys
-        self._link = RedisLink(url, keys.stream, SOCKET_S)
-
-    async def __aenter__(self) -> "Wire":
-        await self._link.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+class Wire(FleetWire):
+    def __init__(
+        self, url: RedisUrl, keys: Keys, signer: Signer | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        await self._link.__aexit__(kind, error, trace)
+        """`signer`: for what is added."""
+        super().__init__(url, keys, SOCKET_S)
+        self._signer = signer or Signer()
+        self._clock = clock
+        self._renew_at = float("-inf")
 
-    @property
-    def redis(self) -> Any:
-        return self._link.redis
-
-    async def warn_of_eviction(self) -> None:
-        await self._link.warn_of_eviction()
-
-    async def next_entries(self, after: StreamId, wait_s: float) -> list[Entry]:
-        """Waits for entries, at most so long."""
+    async def next_entries(
+        self, after: StreamId, told_after: StreamId | None, wait_s: float
+    ) -> tuple[list[Entry], list[Entry]]:
+        """The next ones of the replicas' stream, and of the gateways', which isn't read without an id. Waits for any,
+        at most so long."""
+        starts = {self._keys.stream: format_id(after)}
+        if told_after is not None:
+            starts[self._keys.intents] = format_id(told_after)
         block_ms = max(1, round(wait_s * 1000))
-        reply = await self.redis.xread({self._keys.stream: format_id(after)}, count=BATCH, block=block_ms)
-        return [(stream_id(raw_id), fields) for _, entries in reply for raw_id, fields in entries]
+        try:
+            reply = await self.redis.xread(starts, count=BATCH, block=block_ms)
+        except ResponseError as error:
+            if told_after is None or not _is_unreadable(error):
+                raise
+            # One of the two, and it doesn't say which.
+            return await self.next_entries(after, None, wait_s)
+        found = {key: [(stream_id(raw_id), fields) for raw_id, fields in entries] for key, entries in reply}
+        return found.get(self._keys.stream.encode(), []), found.get(self._keys.intents.encode(), [])
 
     async def entries(self, after: StreamId) -> list[Entry]:
         """The next BATCH entries there are; fewer at the end."""
@@ -101,20 +112,17 @@ class Wire:
 
     async def stream_state(self) -> StreamState:
         try:
-            info = await self.redis.xinfo_stream(self._keys.stream)
+            return _state_of(await self.redis.xinfo_stream(self._keys.stream))
         except ResponseError as error:
-            # NOTE: every refusal is a ResponseError; only one of them says that there is no stream.
-            if "no such key" not in str(error).lower():
-                raise
-            return StreamState(first=ZERO, last=ZERO, added=0, exists=False, untrimmed=True)
-        last = stream_id(info["last-generated-id"])
-        return StreamState(
-            first=stream_id(info["first-entry"][0]) if info["first-entry"] else last,
-            last=last,
-            added=info["entries-added"],
-            exists=True,
-            untrimmed=info["entries-added"] == info["length"],
-        )
+            return _state_of(error)
+
+    async def stream_states(self) -> tuple[StreamState, StreamState | ResponseError]:
+        """Of the replicas' stream and the gateways': the latter's loss must not be that of the former."""
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.xinfo_stream(self._keys.stream)
+        pipeline.xinfo_stream(self._keys.intents)
+        digests, told = await pipeline.execute(raise_on_error=False)
+        return _state_of(digests), told if _is_unreadable(told) else _state_of(told)
 
     async def members(self) -> list[str]:
         """Names as they are, also odd ones; REPLICAS_MAX of them at most, even if more are there."""
@@ -148,29 +156,79 @@ class Wire:
             pipeline.getrange(self._keys.snapshot(name), 0, SNAPSHOT_HEAD_MAX_BYTES - 1)
         return {name: head for name, head in zip(names, await _executed(pipeline), strict=True) if head}
 
-    async def snapshot(self, name: str) -> bytes | None:
-        """Of one whose length isn't what it says itself only the beginning is read; one that is being written anew
-        meanwhile is none."""
+    async def snapshot(self, name: str) -> tuple[bytes, bytes] | None:
+        """In two parts, as in `split_snapshot`, read in pieces. Of one whose length isn't what it says itself only the
+        beginning is read; one that is being written anew meanwhile is none."""
         start, size = before = await self._start_and_size(name)
         if size <= len(start):
-            return start if start and size == len(start) else None
+            return split_snapshot(start) if start and size == len(start) else None
         try:
             check_snapshot_size(start, size)
         except RecordError:
-            return start if before == await self._start_and_size(name) else None
-        value = bytes(await self.redis.getrange(self._keys.snapshot(name), 0, size - 1))
-        return value if value.startswith(start) and len(value) == size else None
+            return split_snapshot(start) if before == await self._start_and_size(name) else None
+        head, _ = split_snapshot(start)
+        pipeline = self.redis.pipeline(transaction=False)
+        for at in range(len(head), size, PIECE_BYTES):
+            pipeline.getrange(self._keys.snapshot(name), at, min(at + PIECE_BYTES, size) - 1)
+        *pieces, start_then, size_then = await self._executed_with_start(pipeline, name)
+        if (start_then, size_then) != before:
+            return None
+        # NOTE: join() lets go of the GIL, a slice wouldn't.
+        return head, pieces[0] if len(pieces) == 1 else await asyncio.to_thread(b"".join, pieces)
 
     async def _start_and_size(self, name: str) -> tuple[bytes, int]:
+        start, size = await self._executed_with_start(self.redis.pipeline(transaction=False), name)
+        return start, size
+
+    async def _executed_with_start(self, pipeline: Any, name: str) -> list[Any]:
+        """The replies, then the snapshot's beginning and size."""
         key = self._keys.snapshot(name)
-        pipeline = self.redis.pipeline(transaction=False)
         pipeline.getrange(key, 0, SNAPSHOT_HEAD_MAX_BYTES - 1)
         pipeline.strlen(key)
-        start, size = await _executed(pipeline)
-        return bytes(start), len(start) if size == _OTHER_TYPE else int(size)
+        *replies, start, size = await _executed(pipeline)
+        return [*replies, start, len(start) if size == _OTHER_TYPE else size]
 
     async def want_snapshot(self, name: str) -> None:
         await self.redis.set(self._keys.snapshot_wanted(name), b"1", ex=WANTED_EX_S)
+
+    async def add(self, entry: StreamFields) -> None:
+        """To the gateways' stream."""
+        await self._link.verify()
+        stream, now = self._keys.intents, self._clock()
+        # NOTE: the cap is a part of the command and costs Redis nothing until a node of its tree can go.
+        options = {"maxlen": INTENTS_MAX_ENTRIES, "approximate": True}
+        if now < self._renew_at:
+            await self.redis.xadd(stream, self._signer.sign_entry(stream, entry), **options)
+            return
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.xadd(stream, self._signer.sign_entry(stream, entry), **options)
+        pipeline.pexpire(stream, int(FLEET_TTL_S * 1000))
+        await pipeline.execute()
+        self._renew_at = now + RENEW_S
+
+
+def _state_of(reply: Any) -> StreamState:
+    """Of a reply to XINFO STREAM. Raises it, if it is an error that says more than that there is no stream."""
+    if isinstance(reply, BaseException):
+        # NOTE: every refusal is a ResponseError.
+        if not isinstance(reply, ResponseError) or "no such key" not in str(reply).lower():
+            raise reply
+        return StreamState(first=ZERO, last=ZERO, added=0, exists=False, untrimmed=True)
+    last = stream_id(reply["last-generated-id"])
+    return StreamState(
+        first=stream_id(reply["first-entry"][0]) if reply["first-entry"] else last,
+        last=last,
+        added=reply["entries-added"],
+        exists=True,
+        untrimmed=reply["entries-added"] == reply["length"],
+    )
+
+
+def _is_unreadable(reply: Any) -> bool:
+    """Whether it says that this key can't be read, whatever others can."""
+    return isinstance(reply, NoPermissionError) or (
+        isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
+    )
 
 
 async def _executed(pipeline: Any) -> list[Any]:

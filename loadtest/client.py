@@ -1,4 +1,4 @@
-"""A streaming OpenAI chat client that measures each request, and the two ways to load a server with it.
+"""Streaming OpenAI clients that measure each request, and the two ways to load a server with conversations.
 
 Closed loop: each agent sends its next request when the last is answered. Open loop: conversations arrive at a rate,
 whatever the server does, and are timed from the moment they were due, so that a slow server can't hide its queue.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import orjson
@@ -43,6 +43,7 @@ class RequestRecord:
     predicted_tokens: int | None = None
     """The same, as the gateway expected when it routed."""
     replica: str = ""
+    policy: str = ""
     request_id: str = ""
     error: str | None = None
 
@@ -66,8 +67,10 @@ class _StreamError(Exception):
     """The answer is no complete stream of a chat completion."""
 
 
-class ChatClient:
+class StreamClient:
     """Sends greedy requests of fixed output length to one server. Errors end up in the record, never as exceptions."""
+
+    path: ClassVar[str]
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class ChatClient:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._session = session
-        self._url = f"{base_url.rstrip('/')}/v1/chat/completions"
+        self._url = f"{base_url.rstrip('/')}{self.path}"
         self._model = model
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
         self._clock = clock
@@ -86,9 +89,10 @@ class ChatClient:
     def now(self) -> float:
         return self._clock()
 
-    async def send(
+    async def _post(
         self,
-        messages: Sequence[Message],
+        record: RequestRecord,
+        fields: Mapping[str, Any],
         output_tokens: int,
         extra_headers: Mapping[str, str] | None = None,
         due_s: float | None = None,
@@ -96,7 +100,7 @@ class ChatClient:
         body = orjson.dumps(
             {
                 "model": self._model,
-                "messages": list(messages),
+                **fields,
                 "max_tokens": output_tokens,
                 # Not `ignore_eos`: special tokens within an answer have no text, so the next turn's prompt would part
                 # from the answer's KV blocks where they stood.
@@ -106,7 +110,6 @@ class ChatClient:
                 "stream_options": {"include_usage": True},
             }
         )
-        record = RequestRecord(messages)
         record.sent_s = self._clock()
         record.due_s = record.sent_s if due_s is None else due_s
         request_headers = {"content-type": "application/json", **(extra_headers or {})}
@@ -123,6 +126,7 @@ class ChatClient:
     async def _read(self, response: aiohttp.ClientResponse, record: RequestRecord) -> None:
         record.request_id = response.headers.get(headers.REQUEST_ID, "")
         record.replica = response.headers.get(headers.REPLICA, "")
+        record.policy = response.headers.get(headers.POLICY, "")
         predicted = response.headers.get(headers.CACHED_TOKENS)
         record.predicted_tokens = None if predicted is None else int(predicted)
         if response.status != 200:
@@ -143,6 +147,35 @@ class ChatClient:
         raise _StreamError("the stream ended without [DONE]")
 
 
+class ChatClient(StreamClient):
+    path = "/v1/chat/completions"
+
+    async def send(
+        self,
+        messages: Sequence[Message],
+        output_tokens: int,
+        extra_headers: Mapping[str, str] | None = None,
+        due_s: float | None = None,
+    ) -> RequestRecord:
+        fields = {"messages": list(messages)}
+        return await self._post(RequestRecord(messages), fields, output_tokens, extra_headers, due_s)
+
+
+class CompletionClient(StreamClient):
+    path = "/v1/completions"
+
+    async def send(
+        self,
+        prompt: str | Sequence[int],
+        output_tokens: int,
+        extra_headers: Mapping[str, str] | None = None,
+        due_s: float | None = None,
+    ) -> RequestRecord:
+        """`prompt`: text, or token ids."""
+        fields = {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+        return await self._post(RequestRecord(()), fields, output_tokens, extra_headers, due_s)
+
+
 def _take_event(event: str, record: RequestRecord, texts: list[str], now: float) -> bool:
     """Returns whether the chunk brought the usage. Raises _StreamError for an error event and for no chunk at all."""
     try:
@@ -150,7 +183,7 @@ def _take_event(event: str, record: RequestRecord, texts: list[str], now: float)
         if chunk.get("error"):
             raise _StreamError(f"error event: {_message_of(chunk)}")
         for choice in chunk.get("choices") or ():
-            text = (choice.get("delta") or {}).get("content")
+            text = choice["text"] if "text" in choice else (choice.get("delta") or {}).get("content")
             if text:
                 texts.append(text)
                 record.chunk_times_s.append(now)
@@ -215,21 +248,24 @@ async def run_open_loop(
     rate_per_s: float,
     seed: int,
     on_answer: OnAnswer | None = None,
+    think_s: float = 0.0,
 ) -> list[RequestRecord]:
-    """Open loop: first turns arrive as a Poisson process; later turns follow their answers at once."""
+    """Open loop: first turns arrive as a Poisson process; later turns follow their answers at once, or after a time
+    that is exponential with mean `think_s`."""
     rng = Random(seed)
     start_s = client.now()
     records: list[RequestRecord] = []
 
-    async def arrival(conversation: Conversation, due_s: float) -> None:
+    async def arrival(conversation: Conversation, due_s: float, pauses_s: Sequence[float]) -> None:
         await asyncio.sleep(max(0.0, due_s - client.now()))
-        await _converse(client, conversation, output_tokens, due_s, records, on_answer)
+        await _converse(client, conversation, output_tokens, due_s, records, on_answer, pauses_s)
 
     arrivals = []
     due_s = start_s
     for conversation in conversations:
         due_s += rng.expovariate(rate_per_s)
-        arrivals.append(arrival(conversation, due_s))
+        pauses_s = [rng.expovariate(1 / think_s) for _ in conversation.follow_ups] if think_s else ()
+        arrivals.append(arrival(conversation, due_s, pauses_s))
     await _all_of(arrivals)
     return records
 
@@ -241,10 +277,13 @@ async def _converse(
     due_s: float | None,
     records: list[RequestRecord],
     on_answer: OnAnswer | None,
+    pauses_s: Sequence[float] = (),
 ) -> None:
     """All turns, with the server's real answers; a failed turn ends the conversation."""
     answers: list[str] = []
     for turn in range(conversation.turns):
+        if turn and pauses_s:
+            await asyncio.sleep(pauses_s[turn - 1])
         record = await client.send(conversation.messages(answers), output_tokens, due_s=due_s if turn == 0 else None)
         record.agent, record.turn = conversation.agent, turn
         records.append(record)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +13,7 @@ import orjson
 
 from loadtest.client import error_message
 from loadtest.errors import CompareError
+from replica.protocol.records import CostModel
 
 _POLL_S = 0.1
 
@@ -37,12 +38,29 @@ class Replica:
     synced: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaShape:
+    """What a replica is able to do, from a row of `GET /replicas`."""
+
+    name: str
+    cost: CostModel
+    blocks: int
+    """Of KV, in all."""
+    max_running: int
+    """0: it doesn't say."""
+    order: str
+    """Of prompts in its queue; empty: it doesn't say."""
+
+
 class GatewayApi:
     """Every method raises CompareError where the gateway or a replica can't be reached or answers with an error."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, timeout_s: float = 10.0, admin_key: str | None = None
+    ) -> None:
         self.url = url.rstrip("/")
         self._session = session
+        self._admin_headers = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
         self._timeout_s = timeout_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
@@ -53,10 +71,24 @@ class GatewayApi:
         with _expected(url):
             return str(models["data"][0]["id"])
 
+    async def max_context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        url = f"{self.url}/v1/models"
+        models = await self._call("GET", url)
+        with _expected(url):
+            return int(models["data"][0]["max_model_len"])
+
+    async def tokens(self, text: str) -> list[int]:
+        """As a prompt, without what the tokenizer adds to it."""
+        url = f"{self.url}/tokenize"
+        answer = await self._call("POST", url, {"prompt": text, "add_special_tokens": False})
+        with _expected(url):
+            return [int(token) for token in answer["tokens"]]
+
     async def set_policy(self, name: str) -> str:
         """Returns the name of the policy before."""
         url = f"{self.url}/admin/policy"
-        state = await self._call("POST", url, {"policy": name})
+        state = await self._call("POST", url, {"policy": name}, self._admin_headers)
         with _expected(url):
             return str(state["previous"])
 
@@ -68,6 +100,15 @@ class GatewayApi:
         if not ready:
             raise CompareError(f"the gateway at {self.url} has no replica that is ready (of {len(replicas)})")
         return ready
+
+    async def fleet(self) -> list[ReplicaShape]:
+        """Of the replicas that are ready, in order of name."""
+        rows = await self._call("GET", f"{self.url}/replicas")
+        with _expected(f"{self.url}/replicas"):
+            shapes = [_shape(row) for row in rows if row["state"] == "ready"]
+        if not shapes:
+            raise CompareError(f"the gateway at {self.url} has no replica that is ready (of {len(rows)})")
+        return sorted(shapes, key=lambda shape: shape.name)
 
     async def reset_caches(self) -> None:
         """Empties every replica's cache and waits until the gateway's index knows it."""
@@ -113,9 +154,13 @@ class GatewayApi:
                 raise CompareError(f"the trace of request {request_id} isn't complete after {self._timeout_s:.0f} s")
             await asyncio.sleep(_POLL_S)
 
-    async def _call(self, method: str, url: str, body: Any = None) -> Any:
+    async def _call(
+        self, method: str, url: str, body: Any = None, extra_headers: Mapping[str, str] | None = None
+    ) -> Any:
         data = None if body is None else orjson.dumps(body)
-        headers = {} if data is None else {"content-type": "application/json"}
+        headers = dict(extra_headers or {})
+        if data is not None:
+            headers["content-type"] = "application/json"
         try:
             async with self._session.request(
                 method, url, data=data, headers=headers, timeout=self._timeout
@@ -141,6 +186,23 @@ def _replica(row: Any) -> Replica:
         epoch=str(row["epoch"]),
         indexed_blocks=int(row["indexed_blocks"]),
         synced=bool(row["synced"]),
+    )
+
+
+def _shape(row: Any) -> ReplicaShape:
+    cost = row["cost"]
+    return ReplicaShape(
+        name=str(row["id"]),
+        cost=CostModel(
+            float(cost["c0"]),
+            float(cost["c_lin"]),
+            float(cost["c_att"]),
+            float(cost["c_dec"]),
+            int(cost["max_step_tokens"]),
+        ),
+        blocks=int(row["load"]["total_blocks"]),
+        max_running=int(row.get("max_running", 0)),
+        order=str(row.get("order", "")),
     )
 
 

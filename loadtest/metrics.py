@@ -49,13 +49,16 @@ def summarise(
     output_tokens = sum(record.output_tokens for record in done)
     prompt_tokens = sum(record.prompt_tokens for record in done)
     cached = sum(record.cached_tokens for record in done)
+    computed = {name: 0 for name in replicas}
     duration_s = max((r.end_s for r in records), default=0.0) - min((r.due_s for r in records), default=0.0)
     outputs = {name: 0 for name in replicas}
     requests = {name: 0 for name in replicas}
     for record in done:
         outputs[record.replica] = outputs.get(record.replica, 0) + record.output_tokens
         requests[record.replica] = requests.get(record.replica, 0) + 1
+        computed[record.replica] = computed.get(record.replica, 0) + record.prompt_tokens - record.cached_tokens
     return {
+        "ttft_mean_s": mean(ttfts),
         "ttft_p50_s": percentile(ttfts, 50),
         "ttft_p90_s": percentile(ttfts, 90),
         "ttft_p99_s": percentile(ttfts, 99),
@@ -67,6 +70,8 @@ def summarise(
         "duration_s": duration_s,
         "prompt_tokens": prompt_tokens,
         "prompt_tokens_computed": prompt_tokens - cached,
+        "prompt_tokens_computed_by_replica": computed,
+        "prompt_tokens_computed_max_over_mean": max_over_mean(list(computed.values())),
         "cached_tokens_delivered": cached,
         "cached_tokens_predicted": sum(record.predicted_tokens or 0 for record in done),
         "cached_tokens_limit": cached_limit,

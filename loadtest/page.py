@@ -1,5 +1,6 @@
 """report.html: one page that needs nothing else, in light and dark."""
 
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -54,19 +55,19 @@ def render_page(report: Report) -> str:
         f"<p>{escape(summary(report))}</p>",
         _failures(report),
         _figures(report, ours),
-        _section(
+        section(
             "Time to first token",
             "Share of requests whose first token came within so many seconds; the dots are medians over all rounds."
             " Further left is better.",
             plots.ttft_ecdf({name: sample["ttft_s"] for name, sample in report.samples.items()}),
         ),
-        _section(
+        section(
             "Prompt tokens: from cache, or computed again",
             "The mark is the limit: one endless cache, shared by the whole fleet, that computes each distinct block"
             " of 16 tokens once. No routing can deliver more.",
             plots.prompt_tokens(report.policies),
         ),
-        _section(
+        section(
             "Load of each replica",
             "The thin line is the policy's mean. Cache hits are worth little if one replica does all the work.",
             plots.spread(report.policies),
@@ -74,10 +75,15 @@ def render_page(report: Report) -> str:
         _request(report.request, plots.policy_color(ours)),
         _method(report),
     ]
+    return document(policies, parts)
+
+
+def document(policies: list[str], parts: Iterable[str]) -> str:
+    """The page of those parts; the policies' colours are --policy-NUMBER in their order."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Ryokan: {escape(' and '.join(policies))}</title><style>{_style(policies)}</style></head>"
+        f"<title>Ryokan: {escape(' and '.join(policies))}</title><style>{style(policies)}</style></head>"
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
 
@@ -133,13 +139,13 @@ def _figures(report: Report, ours: int) -> str:
     )
 
 
-def _section(title: str, note: str, plot: str) -> str:
+def section(title: str, note: str, plot: str) -> str:
     return f'<h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{plot}'
 
 
 def _request(request: dict[str, Any], color: str) -> str:
     """The worked example: one request's way, and the KV entries that it holds."""
-    way = _section(
+    way = section(
         "One request's way through the system",
         f"A new question about a city whose notes are cached: {table.count(request['prompt_tokens'])} prompt tokens,"
         f" {table.count(request['cached_tokens'])} of them from the cache of {request['replica']};"
@@ -149,7 +155,7 @@ def _request(request: dict[str, Any], color: str) -> str:
     )
     if not request["kv"]:
         return way
-    return way + _section(
+    return way + section(
         "KV entries of that request",
         "Prefill stores one entry a prompt token in each layer; each decode step adds one more.",
         plots.kv_entries(request["kv"], request["prompt_tokens"], request["cached_tokens"], color),
@@ -179,7 +185,7 @@ def _method(report: Report) -> str:
     return f"<h2>How it was measured</h2><dl>{items}<dt>Command</dt><dd><code>{words}</code></dd></dl>"
 
 
-def _style(policies: list[str]) -> str:
+def style(policies: list[str]) -> str:
     """The baseline is grey and ours the accent on every page, so that they are known at sight."""
     others = iter(_OTHER_COLORS * len(policies))
     fixed = {"round_robin": _BASELINE_COLOR, "ttft": _OURS_COLOR}

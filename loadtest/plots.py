@@ -17,24 +17,24 @@ from matplotlib.figure import Figure as Drawing
 from loadtest.metrics import Figures, percentile
 from loadtest.table import count, percent, seconds
 
-_WIDTH_IN = 7.6
+WIDTH_IN = 7.6
 _LABEL_COLUMNS = 3
-_INK, _MUTED, _GRID, _PALE = "#010101", "#020202", "#030303", "#040404"
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--grid", _PALE: "--pale"}
-_SETTINGS: Any = {
+INK, MUTED, _GRID, PALE = "#010101", "#020202", "#030303", "#040404"
+_VARIABLES = {INK: "--ink", MUTED: "--muted", _GRID: "--grid", PALE: "--pale"}
+SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ryokan",
     "font.family": "DejaVu Sans",
     "font.size": 10.5,
-    "text.color": _INK,
+    "text.color": INK,
     "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED,
+    "axes.labelcolor": MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
     "axes.axisbelow": True,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "xtick.major.pad": 6,
@@ -54,8 +54,8 @@ def policy_color(number: int) -> str:
 
 def ttft_ecdf(samples: Mapping[str, Sequence[float]]) -> str:
     """Share of requests whose first token came within so many seconds, one line a policy."""
-    with mpl.rc_context(_SETTINGS):
-        drawing, axes = _canvas(3.3)
+    with mpl.rc_context(SETTINGS):
+        drawing, axes = canvas(3.3)
         longest = max((max(values) for values in samples.values() if values), default=1.0)
         for number, (policy, values) in enumerate(samples.items()):
             if not values:
@@ -73,46 +73,46 @@ def ttft_ecdf(samples: Mapping[str, Sequence[float]]) -> str:
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["", "25 %", "50 %", "75 %", "100 %"])
         axes.set_xlabel("TTFT, seconds")
         axes.grid(visible=True)
-        return _svg(drawing, "ecdf", "Distribution of TTFT per policy")
+        return svg(drawing, "ecdf", "Distribution of TTFT per policy")
 
 
 def prompt_tokens(policies: Policies) -> str:
     """A bar a policy: prompt tokens from cache, then those computed, and a mark where the limit of the first is."""
-    with mpl.rc_context(_SETTINGS):
-        drawing, axes = _canvas(0.55 + 0.85 * len(policies))
+    with mpl.rc_context(SETTINGS):
+        drawing, axes = canvas(0.55 + 0.85 * len(policies))
         total = max(figures["prompt_tokens"] for figures in policies.values())
         for number, figures in enumerate(policies.values()):
             cached, computed = figures["cached_tokens_delivered"], figures["prompt_tokens_computed"]
             limit, share = figures["cached_tokens_limit"], figures["cached_delivered_over_limit"]
             axes.barh(number, cached, height=0.36, color=policy_color(number))
-            axes.barh(number, computed, height=0.36, left=cached, color=_PALE)
-            axes.plot([limit, limit], [number - 0.18, number + 0.27], color=_INK, linewidth=1.6)
+            axes.barh(number, computed, height=0.36, left=cached, color=PALE)
+            axes.plot([limit, limit], [number - 0.18, number + 0.27], color=INK, linewidth=1.6)
             of_limit = "" if share is None else f" ({percent(share)} of the limit)"
             axes.text(0, number - 0.29, f"{count(cached)} from cache{of_limit}", color=policy_color(number))
-            axes.text(cached + computed, number - 0.29, f"{count(computed)} computed", color=_MUTED, ha="right")
+            axes.text(cached + computed, number - 0.29, f"{count(computed)} computed", color=MUTED, ha="right")
             if number == len(policies) - 1:
                 axes.text(limit, number + 0.36, f"limit {count(limit)}", ha="center", va="top")
-        axes.set_yticks(range(len(policies)), list(policies), color=_INK, weight="bold")
+        axes.set_yticks(range(len(policies)), list(policies), color=INK, weight="bold")
         axes.set_ylim(len(policies) - 0.25, -0.6)
         axes.set_xlim(0, total)
         axes.spines["bottom"].set_visible(False)
         axes.set_xticks([])
-        return _svg(drawing, "tokens", "Prompt tokens from cache and computed, per policy")
+        return svg(drawing, "tokens", "Prompt tokens from cache and computed, per policy")
 
 
 def spread(policies: Policies) -> str:
     """Requests and output tokens of each replica, and each policy's mean as a thin line."""
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(SETTINGS):
         replicas = list(dict.fromkeys(name for f in policies.values() for name in f["requests_by_replica"]))
         rows = len(policies) * (len(replicas) + 0.8)
-        drawing = Drawing(figsize=(_WIDTH_IN, 0.5 + 0.25 * rows), layout="constrained")
+        drawing = Drawing(figsize=(WIDTH_IN, 0.5 + 0.25 * rows), layout="constrained")
         panels = drawing.subplots(1, 2, sharey=True)
         for axes, figure, title in zip(
             panels, ("requests_by_replica", "output_tokens_by_replica"), ("Requests", "Output tokens"), strict=True
         ):
             _spread_panel(axes, policies, replicas, figure)
-            axes.set_title(title, loc="left", fontsize=10.5, color=_MUTED)
-        return _svg(drawing, "spread", "Requests and output tokens of each replica")
+            axes.set_title(title, loc="left", fontsize=10.5, color=MUTED)
+        return svg(drawing, "spread", "Requests and output tokens of each replica")
 
 
 def _spread_panel(axes: Axes, policies: Policies, replicas: Sequence[str], figure: str) -> None:
@@ -128,9 +128,9 @@ def _spread_panel(axes: Axes, policies: Policies, replicas: Sequence[str], figur
             # A label must not lie on the line of the mean.
             clear_of = max(value, average) if value > average * 0.75 else value
             axes.text(clear_of + highest * 0.02, place, count(value), va="center")
-        axes.plot([average, average], [top - 0.5, places[-1] + 0.5], color=_INK, linewidth=1)
+        axes.plot([average, average], [top - 0.5, places[-1] + 0.5], color=INK, linewidth=1)
         ticks += places
-    axes.set_yticks(ticks, [f"{policy} · {replica}" for policy in policies for replica in replicas], color=_INK)
+    axes.set_yticks(ticks, [f"{policy} · {replica}" for policy in policies for replica in replicas], color=INK)
     axes.set_xlim(0, highest * 1.2)
     axes.set_ylim(max(ticks) + 0.7, -0.7)
     axes.spines["bottom"].set_visible(False)
@@ -139,9 +139,9 @@ def _spread_panel(axes: Axes, policies: Policies, replicas: Sequence[str], figur
 
 def timeline(events: Sequence[Mapping[str, Any]], color: str) -> str:
     """One row per step between two events of the traced request, each where it lies in time."""
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(SETTINGS):
         steps = list(pairwise(events))
-        drawing, axes = _canvas(0.7 + 0.3 * len(steps))
+        drawing, axes = canvas(0.7 + 0.3 * len(steps))
         end = max(event["at_s"] for event in events) or 1.0
         for place, (before, after) in enumerate(steps):
             start, length = before["at_s"], after["at_s"] - before["at_s"]
@@ -155,12 +155,12 @@ def timeline(events: Sequence[Mapping[str, Any]], color: str) -> str:
                 ha="right" if before_bar else "left",
             )
         names = [_phase(before, after) for before, after in steps]
-        axes.set_yticks(range(len(steps)), names, color=_INK)
+        axes.set_yticks(range(len(steps)), names, color=INK)
         axes.set_ylim(len(steps) - 0.4, -0.6)
         axes.set_xlim(0, end * 1.12)
         axes.set_xlabel("seconds since the gateway received the request")
         axes.grid(visible=True, axis="x")
-        return _svg(drawing, "timeline", "Timeline of one request")
+        return svg(drawing, "timeline", "Timeline of one request")
 
 
 _PHASES = {
@@ -190,11 +190,11 @@ def _phase(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def kv_entries(kv: Sequence[Sequence[float]], prompt_tokens: int, cached_tokens: int, color: str) -> str:
     """KV entries a layer that the traced request holds: a jump at prefill, then one more each decode step."""
-    with mpl.rc_context(_SETTINGS):
-        drawing, axes = _canvas(2.7)
+    with mpl.rc_context(SETTINGS):
+        drawing, axes = canvas(2.7)
         times = [0.0, *(point[0] for point in kv)]
         entries = [0.0, *(point[1] for point in kv)]
-        axes.fill_between(times, entries, step="post", color=_PALE, linewidth=0)
+        axes.fill_between(times, entries, step="post", color=PALE, linewidth=0)
         axes.step(times, entries, where="post", color=color, linewidth=2.2)
         width = max(times) or 1.0
         first, last = next((point for point in kv if point[1] >= prompt_tokens), kv[0]), kv[-1]
@@ -202,7 +202,7 @@ def kv_entries(kv: Sequence[Sequence[float]], prompt_tokens: int, cached_tokens:
         axes.text(last[0], last[1] * 1.05, f"{count(last[1])} at the end", color=color, weight="bold", ha="right")
         if cached_tokens:
             axes.plot(
-                [first[0], last[0]], [cached_tokens, cached_tokens], color=_INK, linewidth=1, linestyle=(0, (4, 3))
+                [first[0], last[0]], [cached_tokens, cached_tokens], color=INK, linewidth=1, linestyle=(0, (4, 3))
             )
             axes.text(
                 first[0] + width * 0.01, cached_tokens * 0.96, f"{count(cached_tokens)} came from the cache", va="top"
@@ -211,24 +211,26 @@ def kv_entries(kv: Sequence[Sequence[float]], prompt_tokens: int, cached_tokens:
         axes.set_ylim(0, max(entries) * 1.2)
         axes.set_xlabel("seconds since the gateway received the request")
         axes.grid(visible=True)
-        return _svg(drawing, "kv", "KV entries of one request over time")
+        return svg(drawing, "kv", "KV entries of one request over time")
 
 
-def _canvas(height_in: float) -> tuple[Drawing, Axes]:
-    drawing = Drawing(figsize=(_WIDTH_IN, height_in), layout="constrained")
+def canvas(height_in: float) -> tuple[Drawing, Axes]:
+    drawing = Drawing(figsize=(WIDTH_IN, height_in), layout="constrained")
     return drawing, drawing.subplots()
 
 
-def _svg(drawing: Drawing, name: str, title: str) -> str:
+def svg(drawing: Drawing, name: str, title: str) -> str:
     """The bare <svg> element, scaled by the page, its ids made unique to the plot."""
     buffer = io.StringIO()
     drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg class="plot" \1 role="img" aria-label="{title}">', svg)
-    svg = svg.replace("'DejaVu Sans'", "inherit-font").replace("inherit-font, ", "")
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
+    drawn = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg class="plot" \1 role="img" aria-label="{title}">', drawn
+    )
+    drawn = drawn.replace("'DejaVu Sans'", "inherit-font").replace("inherit-font, ", "")
     for marker, variable in _VARIABLES.items():
-        svg = svg.replace(marker, f"var({variable})")
-    return re.sub(r"#aa00([0-9a-f]{2})", lambda match: f"var(--policy-{int(match[1], 16)})", svg)
+        drawn = drawn.replace(marker, f"var({variable})")
+    return re.sub(r"#aa00([0-9a-f]{2})", lambda match: f"var(--policy-{int(match[1], 16)})", drawn)

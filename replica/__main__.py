@@ -1,22 +1,40 @@
 """`python -m replica`: flags -> ReplicaConfig -> run."""
 
+import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from replica.config import ConfigError, EngineConfig, Order, ReplicaConfig
+from replica.config import DEFAULT_MAX_RUNNING, ConfigError, EngineConfig, Eviction, Order, ReplicaConfig, TimingConfig
+from replica.timing.flags import Engine, EngineKind, KvTokens, ProfileName, TimeScale, timing_config
 
+Model = Annotated[str, typer.Option(help="A folder in Hugging Face format, a hub name, or the default model's name.")]
+ServedName = Annotated[str | None, typer.Option(help="The model name that clients send. Default: the model's own.")]
+Threads = Annotated[
+    int, typer.Option(help="Compute threads; over all replicas of a machine no more than it has cores.")
+]
+KvMemory = Annotated[float | None, typer.Option(help="Memory for KV blocks. Default: a fifth of what is available.")]
 StepTokens = Annotated[
     int | None,
     typer.Option(help="Tokens computed in one step at most: longer steps, later tokens. Default: 256 for each thread."),
 ]
-Running = Annotated[int, typer.Option(help="Sequences computed side by side at most; fewer where KV memory is short.")]
+Running = Annotated[
+    int | None,
+    typer.Option(help="Sequences computed side by side at most; fewer where KV memory is short. Default: 64."),
+]
 PrefillOrder = Annotated[
     Order,
     typer.Option(
         help="Which prompt goes first: the one with the fewest tokens to compute, the one with the longest cached "
         "prefix, or the oldest. Priorities come before it, and nobody is overtaken for ever."
+    ),
+]
+EvictionOrder = Annotated[
+    Eviction,
+    typer.Option(
+        help="Which cached pages go first: the least recently used, or those of a kind, by uses and age, that has been "
+        "seen to come back least."
     ),
 ]
 WaitingTokens = Annotated[
@@ -43,12 +61,8 @@ FleetKeyFile = Annotated[
 
 
 def main(
-    model: Annotated[
-        str, typer.Option(help="A folder in Hugging Face format, a hub name, or the default model's name.")
-    ] = "smollm2-135m-instruct",
-    served_model_name: Annotated[
-        str | None, typer.Option(help="The model name that clients send. Default: the model's own.")
-    ] = None,
+    model: Model = "smollm2-135m-instruct",
+    served_model_name: ServedName = None,
     redis_url: RedisUrl = None,
     fleet: Annotated[str, typer.Option(help="Name of the fleet within that Redis.")] = "default",
     fleet_key_file: FleetKeyFile = None,
@@ -58,26 +72,27 @@ def main(
     url: Annotated[str | None, typer.Option(help="URL that gateways connect to. Default: http://HOST:PORT.")] = None,
     weights: Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")] = "int8",
     kv: Annotated[str | None, typer.Option(help="KV cache in int8 or fp32. Default: as the weights.")] = None,
-    threads: Annotated[
-        int, typer.Option(help="Compute threads; over all replicas of a machine no more than it has cores.")
-    ] = 1,
-    kv_memory_gib: Annotated[
-        float | None, typer.Option(help="Memory for KV blocks. Default: a fifth of what is available.")
-    ] = None,
+    threads: Threads = 1,
+    kv_memory_gib: KvMemory = None,
     max_step_tokens: StepTokens = None,
-    max_running: Running = 64,
+    max_running: Running = None,
     order: PrefillOrder = Order.SHORTEST,
     max_waiting: Annotated[int, typer.Option(help="Requests in the queue; more are refused with 503.")] = 1024,
     max_waiting_tokens: WaitingTokens = None,
     prefix_cache: Annotated[bool, typer.Option(help="Reuse the KV of prefixes already computed.")] = True,
+    eviction: EvictionOrder = Eviction.LRU,
     drain_s: Annotated[float, typer.Option(help="Seconds that requests get to finish when it is stopped.")] = 30.0,
+    engine: Engine = EngineKind.TORCH,
+    profile: ProfileName = None,
+    kv_tokens: KvTokens = None,
+    time_scale: TimeScale = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve a model: prefill, decode, and a prefix cache whose digest the fleet's gateways read."""
     import asyncio
-    import logging
 
     from replica.model.source import resolve_model
+    from replica.protocol.listening import ListenError
     from replica.protocol.signing import FleetKeyError, Signer
     from replica.protocol.text import ModelFolderError
     from replica.publisher import IdTaken, RedisUnreachable
@@ -85,7 +100,8 @@ def main(
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        folder, name = resolve_model(model)
+        timing = timing_config(engine, profile, kv_tokens, time_scale, kv_memory_gib)
+        folder, name = resolve_model(model, with_weights=timing is None)
         config = ReplicaConfig(
             folder=folder,
             model_name=served_model_name or name,
@@ -104,17 +120,28 @@ def main(
                 kv=kv,
                 threads=threads,
                 kv_memory_bytes=None if kv_memory_gib is None else int(kv_memory_gib * 2**30),
-                max_step_tokens=max_step_tokens,
-                max_running=max_running,
                 order=order,
                 prefix_cache=prefix_cache,
+                eviction=eviction,
+                **_step_limits(max_step_tokens, max_running, timing),
             ),
+            timing=timing,
         )
-        code = asyncio.run(run(config))
-    except (ConfigError, FleetKeyError, ModelFolderError, RedisUnreachable, IdTaken) as error:
+        raise typer.Exit(asyncio.run(run(config)))
+    except (ConfigError, FleetKeyError, ListenError, ModelFolderError, RedisUnreachable, IdTaken) as error:
         typer.echo(f"ryokan replica: {error}", err=True)
         raise typer.Exit(1) from error
-    raise typer.Exit(code)
+
+
+def _step_limits(max_step_tokens: int | None, max_running: int | None, timing: TimingConfig | None) -> dict[str, Any]:
+    """Those of EngineConfig; where none are given, a profile's own."""
+    if timing is not None:
+        max_step_tokens = timing.profile.max_step_tokens if max_step_tokens is None else max_step_tokens
+        max_running = timing.profile.max_running if max_running is None else max_running
+    return {
+        "max_step_tokens": max_step_tokens,
+        "max_running": DEFAULT_MAX_RUNNING if max_running is None else max_running,
+    }
 
 
 if __name__ == "__main__":

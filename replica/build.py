@@ -1,8 +1,6 @@
 """From settings to an engine that is warm: weights loaded, KV memory sized, cost model fitted."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +10,7 @@ from replica.cache.manager import CacheManager, KVCache
 from replica.cache.naive import NaiveCache
 from replica.config import ConfigError, EngineConfig, ReplicaConfig, available_memory_bytes, total_memory_bytes
 from replica.engine import Engine
+from replica.engine_base import BuiltEngine
 from replica.model.config import ModelConfig
 from replica.model.registry import load_model
 from replica.protocol.hashing import BLOCK_SIZE
@@ -24,14 +23,6 @@ _WARM_UP_DECODES = (1, 4, 8)
 _WARM_UP_DECODE_STEPS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltEngine:
-    engine: Engine
-    new_cache: Callable[[], KVCache]
-    max_context: int
-    """Tokens of prompt and answer: the model's, or fewer where the KV memory is smaller."""
-
-
 def build_engine(config: ReplicaConfig) -> BuiltEngine:
     """Raises ModelFolderError, ConfigError."""
     settings = config.engine
@@ -40,10 +31,9 @@ def build_engine(config: ReplicaConfig) -> BuiltEngine:
     model_config, model = load_model(config.folder, int8=settings.weights == "int8")
     num_pages = _num_pages(settings, model_config)
     max_context = min(model_config.max_context, num_pages * BLOCK_SIZE)
-    cache_type = CacheManager if settings.prefix_cache else NaiveCache
 
     def new_cache() -> KVCache:
-        return cache_type(num_pages)
+        return CacheManager(num_pages, settings.eviction) if settings.prefix_cache else NaiveCache(num_pages)
 
     limits = SchedulerLimits(settings.step_tokens, settings.max_running, settings.order)
     engine = Engine(

@@ -19,6 +19,7 @@ from replica.protocol.strict import RequestError
 from replica.protocol.text import ModelText
 from replica.sequence import SamplingParams, Sequence, TokenConstraint
 from replica.serving import Serving
+from replica.timing.refusals import refuse_what_needs_logits
 
 
 async def prompts_of(request: GenerateRequest, text: ModelText) -> list[list[int]]:
@@ -49,6 +50,8 @@ async def make_choices(serving: Serving, request: GenerateRequest, request_id: C
     """By prompt, `n` of each. `request_id` is given their number, and called last, as others may take an id in the
     meantime. Raises RequestError, TemplateError."""
     check_request(request, serving.text)
+    if not serving.has_logits:
+        refuse_what_needs_logits(request)
     prompts = await prompts_of(request, serving.text)
     params = [_params(request, prompt, serving) for prompt in prompts]
     constraints = await _constraints(request, serving, len(prompts) * request.n)

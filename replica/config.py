@@ -1,5 +1,6 @@
 """Settings of a replica, checked; the only reader of the machine's memory and cores."""
 
+import math
 import os
 import uuid
 from dataclasses import dataclass, field
@@ -7,10 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from replica.profiles import Profile
+from replica.protocol.hashing import BLOCK_SIZE
 from replica.protocol.redis_url import RedisUrlError, parse_redis_url
 from replica.protocol.signing import Signer
 
 _STEP_TOKENS_PER_THREAD = 256
+DEFAULT_MAX_RUNNING = 64
 
 
 class ConfigError(ValueError):
@@ -28,6 +32,15 @@ class Order(StrEnum):
     """In order of arrival."""
 
 
+class Eviction(StrEnum):
+    """Which pages of the prefix cache go first; see replica/cache/eviction."""
+
+    LRU = "lru"
+    """Least recently used."""
+    LEARNED = "learned"
+    """Of a kind, by uses and age, that has been seen to come back least for the room it takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     weights: str = "int8"
@@ -41,10 +54,11 @@ class EngineConfig:
     max_step_tokens: int | None = None
     """Tokens computed in one step; None: 256 for each compute thread. A step this long is what a decode may have to
     wait for; on one CPU core larger steps hardly gain throughput."""
-    max_running: int = 64
+    max_running: int = DEFAULT_MAX_RUNNING
     """Sequences that hold pages at a time. Each decode takes a token of every step, so fewer than max_step_tokens."""
     order: Order = Order.SHORTEST
     prefix_cache: bool = True
+    eviction: Eviction = Eviction.LRU
 
     def __post_init__(self) -> None:
         if self.weights not in ("int8", "fp32"):
@@ -65,6 +79,8 @@ class EngineConfig:
             )
         if self.order not in tuple(Order):
             raise ConfigError(f"order: {self.order!r} is none of {', '.join(Order)}")
+        if self.eviction not in tuple(Eviction):
+            raise ConfigError(f"eviction: {self.eviction!r} is none of {', '.join(Eviction)}")
 
     @property
     def step_tokens(self) -> int:
@@ -73,6 +89,27 @@ class EngineConfig:
     @property
     def kv_dtype(self) -> Literal["int8", "fp32"]:
         return "int8" if (self.kv or self.weights) == "int8" else "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class TimingConfig:
+    """An engine that computes nothing: each step lasts as long as the profile says."""
+
+    profile: Profile
+    kv_tokens: int | None = None
+    """What the KV memory holds; None: the profile's."""
+    time_scale: float = 1.0
+    """0.1: ten times as quick."""
+
+    def __post_init__(self) -> None:
+        if self.num_pages < 2:
+            raise ConfigError(f"kv_tokens: fewer than 2 blocks of {BLOCK_SIZE}")
+        if not (self.time_scale > 0 and math.isfinite(self.time_scale)):
+            raise ConfigError(f"time_scale: {self.time_scale} is no positive number")
+
+    @property
+    def num_pages(self) -> int:
+        return (self.profile.kv_tokens if self.kv_tokens is None else self.kv_tokens) // BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +134,8 @@ class ReplicaConfig:
     replica/admission.py."""
     drain_s: float = 30.0
     engine: EngineConfig = field(default_factory=EngineConfig)
+    timing: TimingConfig | None = None
+    """None: the model is computed."""
 
     def __post_init__(self) -> None:
         if not self.id or not self.id.isascii() or not all(c.isalnum() or c in "-_." for c in self.id):

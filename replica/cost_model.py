@@ -1,11 +1,10 @@
 """How long a step takes, fitted from the replica's own steps, for the gateway's prediction of TTFT."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from replica.protocol.records import CostModel
+from replica.step import StepWork
 
 _FORGETTING = 0.995
 """Weight of what is known when a new step is seen: about the last 200 steps count."""
@@ -13,17 +12,6 @@ _FORGETTING = 0.995
 _PRIOR = np.array([1e-3, 1e-4, 1e-6, 1e-4])
 _PRIOR_WEIGHT = 0.01
 """Of a step. It decides only where no step has told anything, such as the cost of decodes before the first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What a step computed; the terms of `CostModel`."""
-
-    tokens: int
-    """Prompt tokens."""
-    attention: float
-    """Σ u·(n - u/2) over prefill chunks."""
-    decoding: int
 
 
 class CostModelFit:

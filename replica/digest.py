@@ -81,4 +81,4 @@ class Digest:
     def snapshot(self) -> Snapshot:
         self._changes_since_snapshot = 0
         self.snapshot_due = False
-        return Snapshot(self.epoch, self.seq, self.stream_id, tuple(self.held))
+        return Snapshot(self.epoch, self.seq, self.stream_id, tuple(self.held), (len(self.held), self.root))

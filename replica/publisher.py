@@ -231,7 +231,8 @@ class Publisher:
         with self._lock:
             snapshot = self._digest.snapshot()
         try:
-            await wire.write_snapshot(self._digest.replica, snapshot.encode())
+            # The loop may be one that serves requests as well.
+            await wire.write_snapshot(self._digest.replica, await asyncio.to_thread(snapshot.encode))
         except LOST:
             self._digest.snapshot_due = True
             raise

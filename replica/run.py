@@ -3,28 +3,27 @@
 import asyncio
 import contextlib
 import logging
-import signal
-import socket
 import time
 from collections.abc import Callable
 
 from aiohttp import web
 
 from replica.admission import QueueLimits
-from replica.build import BuiltEngine, build_engine
 from replica.cache.manager import CacheEvents
-from replica.config import ConfigError, ReplicaConfig
+from replica.config import EngineConfig, ReplicaConfig
 from replica.digest import Digest
-from replica.engine import StepResult
+from replica.engine_base import BuiltEngine
 from replica.metrics import ReplicaMetrics
 from replica.protocol.canary import Fingerprints, fingerprints
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
+from replica.protocol.listening import bind, listen, stop_signal
 from replica.protocol.records import Heartbeat, Keys, ReplicaState
 from replica.protocol.redis_url import parse_redis_url, without_secret
 from replica.protocol.text import ModelText
 from replica.publisher import Publisher, PublisherThread, check_id_is_free
 from replica.server import make_app
 from replica.serving import Serving
+from replica.step import StepResult
 from replica.trace import TraceLog
 from replica.wire import Wire
 from replica.worker import EngineWorker
@@ -50,15 +49,15 @@ class _Listeners:
 
 
 async def run(config: ReplicaConfig) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError, ModelFolderError, RedisUnreachable,
+    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError, ListenError, ModelFolderError,
     IdTaken."""
     # What can fail quickly is tried before the weights are loaded.
-    listener = _bind(config.host, config.port)
+    listener = bind(config.host, config.port)
     url = config.advertised_url or f"http://{config.host}:{listener.getsockname()[1]}"
     connect = _redis(config)
     await _check_id(config, connect)
     text = ModelText.load(config.folder, config.model_name)
-    built = await asyncio.to_thread(build_engine, config)
+    built = await asyncio.to_thread(_build, config, text)
     # Another may have taken the id meanwhile.
     await _check_id(config, connect)
 
@@ -67,7 +66,8 @@ async def run(config: ReplicaConfig) -> int:
     publisher = _publisher(config, connect, serving, url, listeners)
     runner = web.AppRunner(make_app(serving), handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S)
     await runner.setup()
-    await _listen(runner, listener)
+    listen(listener)
+    await web.SockSite(runner, listener).start()
     serving.worker.start()
     if publisher is not None:
         publisher.start()
@@ -85,6 +85,17 @@ async def run(config: ReplicaConfig) -> int:
         return 1
     await serving.worker.stop()
     return 0
+
+
+def _build(config: ReplicaConfig, text: ModelText) -> BuiltEngine:
+    """Only what is wanted is loaded: torch alone is 200 MB. Raises ConfigError, ModelFolderError."""
+    if config.timing is not None:
+        from replica.timing.build import build_timing_engine
+
+        return build_timing_engine(config.engine, config.timing, text)
+    from replica.build import build_engine
+
+    return build_engine(config)
 
 
 def _redis(config: ReplicaConfig) -> Callable[[], Wire] | None:
@@ -113,31 +124,12 @@ def _publisher(
     same = fingerprints(serving.text)
     beats = int(time.time() * 1000)
     listeners.publisher = Publisher(
-        connect, Digest(config.id), lambda epoch: _heartbeat(serving, url, epoch, same), beats=beats
+        connect,
+        Digest(config.id),
+        lambda epoch: _heartbeat(serving, url, epoch, config.engine, same),
+        beats=beats,
     )
     return PublisherThread(listeners.publisher)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Listens only when the engine is warm; a port that is taken is noticed now. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
-
-
-async def _listen(runner: web.AppRunner, listener: socket.socket) -> None:
-    """Raises ConfigError: two processes that reuse an address may both bind it, and only one may listen."""
-    try:
-        await web.SockSite(runner, listener).start()
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listeners: _Listeners) -> Serving:
@@ -157,10 +149,11 @@ def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listene
         replica_id=config.id,
         max_context=built.max_context,
         queue=QueueLimits(config.max_waiting, config.max_waiting_tokens),
+        has_logits=built.has_logits,
     )
 
 
-def _heartbeat(serving: Serving, url: str, epoch: str, same: Fingerprints) -> Heartbeat:
+def _heartbeat(serving: Serving, url: str, epoch: str, settings: EngineConfig, same: Fingerprints) -> Heartbeat:
     status = serving.worker.status
     return Heartbeat(
         replica=serving.replica_id,
@@ -173,16 +166,16 @@ def _heartbeat(serving: Serving, url: str, epoch: str, same: Fingerprints) -> He
         epoch=epoch,
         cost=status.cost,
         load=status.load,
+        load_age_s=max(0.0, time.monotonic() - status.at),
+        order=settings.order,
+        max_running=settings.max_running,
         **same,
     )
 
 
 async def _until_stopped(serving: Serving) -> None:
     """Returns on a signal, or when the engine has crashed."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_signal()
     crash = asyncio.create_task(serving.worker.crashed.wait())
     signalled = asyncio.create_task(stop.wait())
     try:

@@ -10,7 +10,6 @@ the batch, on preemption or on the cache, and goes on unbroken on another replic
 """
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,17 +18,12 @@ from numpy.typing import NDArray
 
 import kernels
 from replica.logprobs import log_probabilities, token_logprobs
-from replica.sequence import Sequence, TokenLogprobs
+from replica.sequence import Sequence
+from replica.step import Sampled
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED_BY_BYTE = np.where(_BITS, np.float32(0), np.float32(-np.inf))
 """What each byte of a bitmask adds to the logits of its 8 tokens. Several times as fast as a masked write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    token: int
-    logprobs: TokenLogprobs | None = None
 
 
 def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[Sampled]:

@@ -72,13 +72,14 @@ class Scheduler:
         self._wait(sequence)
 
     def schedule(self) -> Batch:
-        """The chunks of the next step, with pages reserved for them. Empty only where nothing has work."""
+        """The chunks of the next step, with pages reserved for them. Empty only where nothing has work, or where all
+        that had something to compute was preempted."""
         displaced = self._make_way()
         decodes, preempted = self._decode()
         preempted = displaced + preempted
         budget = self._limits.max_step_tokens - len(decodes)
         prefills, deferred = self._prefill(budget, may_admit=not preempted)
-        assert decodes or prefills or not self.has_work
+        assert decodes or prefills or preempted or not self.has_work
         return Batch((*decodes, *prefills), tuple(preempted), deferred)
 
     def commit(self, batch: Batch) -> None:
@@ -179,6 +180,9 @@ class Scheduler:
                 leader = self._leader(sequence, matched)
                 if leader is not None:
                     deferred += 1
+                    if leader.num_uncomputed == 1:
+                        # Its last token is among the decodes of this step.
+                        continue
                     sequence = leader
                 elif not self._admit(sequence):
                     # Nobody less urgent takes the pages or the place that it waits for.

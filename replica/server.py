@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import orjson
 from aiohttp import web
 
 from replica.generate import chat_completions, completions
-from replica.protocol import openai
+from replica.profile_file import encode_profile
+from replica.protocol.http import error_response, from_http_exception, json_response
 from replica.protocol.records import ReplicaState
 from replica.protocol.strict import RequestError, parse
 from replica.protocol.text import TemplateError
@@ -35,6 +34,7 @@ def make_app(serving: Serving) -> web.Application:
             web.get("/health", health),
             web.get("/ready", ready),
             web.get("/metrics", metrics),
+            web.get("/profile", profile),
             web.get("/trace/{request_id}", trace),
             web.post("/drain", drain),
             web.post("/cache/reset", reset_cache),
@@ -47,31 +47,31 @@ async def tokenize(http: web.Request) -> web.Response:
     serving = http.app[SERVING]
     request = parse(TokenizeRequest, await http.read())
     serving.check_model(request.model)
-    return _json(await asyncio.to_thread(text_to_tokens, serving.text, request, serving.max_context))
+    return json_response(await asyncio.to_thread(text_to_tokens, serving.text, request, serving.max_context))
 
 
 async def detokenize(http: web.Request) -> web.Response:
     serving = http.app[SERVING]
     request = parse(DetokenizeRequest, await http.read())
     serving.check_model(request.model)
-    return _json(await asyncio.to_thread(tokens_to_text, serving.text, request))
+    return json_response(await asyncio.to_thread(tokens_to_text, serving.text, request))
 
 
 async def models(http: web.Request) -> web.Response:
     serving = http.app[SERVING]
     model = {"id": serving.text.name, "object": "model", "created": 0, "owned_by": "ryokan"}
-    return _json({"object": "list", "data": [model | {"max_model_len": serving.max_context}]})
+    return json_response({"object": "list", "data": [model | {"max_model_len": serving.max_context}]})
 
 
 async def health(http: web.Request) -> web.Response:
     crashed = http.app[SERVING].worker.crashed.is_set()
-    return _json({"status": "crashed" if crashed else "ok"}, status=500 if crashed else 200)
+    return json_response({"status": "crashed" if crashed else "ok"}, status=500 if crashed else 200)
 
 
 async def ready(http: web.Request) -> web.Response:
     serving = http.app[SERVING]
     is_ready = serving.state is ReplicaState.READY and not serving.worker.crashed.is_set()
-    return _json({"state": serving.state}, status=200 if is_ready else 503)
+    return json_response({"state": serving.state}, status=200 if is_ready else 503)
 
 
 async def metrics(http: web.Request) -> web.Response:
@@ -81,23 +81,28 @@ async def metrics(http: web.Request) -> web.Response:
     )
 
 
+async def profile(http: web.Request) -> web.Response:
+    """The engine's cost model so far, for `--engine timing --profile FILE`."""
+    return web.Response(body=encode_profile(http.app[SERVING].profile()), content_type="application/json")
+
+
 async def trace(http: web.Request) -> web.Response:
     timeline = http.app[SERVING].traces.get(http.match_info["request_id"])
     if timeline is None:
         raise web.HTTPNotFound(text="no timeline of this request is kept")
-    return _json(timeline)
+    return json_response(timeline)
 
 
 async def drain(http: web.Request) -> web.Response:
     serving = http.app[SERVING]
     serving.state = ReplicaState.DRAINING
-    return _json({"state": serving.state, "requests": serving.worker.num_requests})
+    return json_response({"state": serving.state, "requests": serving.worker.num_requests})
 
 
 async def reset_cache(http: web.Request) -> web.Response:
     if not await http.app[SERVING].worker.reset_cache():
         raise web.HTTPConflict(text="requests are running; the cache can be reset only when idle")
-    return _json({"status": "reset"})
+    return json_response({"status": "reset"})
 
 
 @web.middleware
@@ -108,36 +113,16 @@ async def _errors(
     try:
         return await handler(request)
     except RequestError as error:
-        return _error(400, str(error), "invalid_request_error", error.param, error.code)
+        return error_response(400, str(error), "invalid_request_error", error.param, error.code)
     except TemplateError as error:
-        return _error(400, str(error), "invalid_request_error", "messages")
+        return error_response(400, str(error), "invalid_request_error", "messages")
     except UnknownModel as error:
-        return _error(404, str(error), "invalid_request_error", "model", "model_not_found")
+        return error_response(404, str(error), "invalid_request_error", "model", "model_not_found")
     except Refused as error:
-        return _error(503, str(error), "unavailable", code="replica_unavailable", retry_after_s=error.retry_after_s)
+        return error_response(
+            503, str(error), "unavailable", code="replica_unavailable", retry_after_s=error.retry_after_s
+        )
     except EngineCrashed as error:
-        return _error(500, str(error), "server_error", code="engine_crashed")
+        return error_response(500, str(error), "server_error", code="engine_crashed")
     except web.HTTPException as error:
-        generic = f"{error.status}: {error.reason}"
-        message = f"{error.reason}: {request.method} {request.path}" if error.text in (None, generic) else error.text
-        return _error(error.status, message or error.reason, "invalid_request_error")
-
-
-def _error(
-    status: int,
-    message: str,
-    kind: str,
-    param: str | None = None,
-    code: str | None = None,
-    retry_after_s: int | None = None,
-) -> web.Response:
-    return web.Response(
-        status=status,
-        body=openai.error_body(message, type=kind, param=param, code=code),
-        content_type="application/json",
-        headers=None if retry_after_s is None else {"retry-after": str(retry_after_s)},
-    )
-
-
-def _json(value: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+        return from_http_exception(request, error)

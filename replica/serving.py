@@ -8,7 +8,8 @@ from aiohttp import web
 from replica.admission import QueueLimits
 from replica.grammar import GrammarCompiler
 from replica.metrics import ReplicaMetrics
-from replica.protocol.hashing import namespace_hash
+from replica.profiles import Profile
+from replica.protocol.hashing import BLOCK_SIZE, namespace_hash
 from replica.protocol.records import ReplicaState
 from replica.protocol.text import ModelText
 from replica.token_bytes import TokenBytes
@@ -26,6 +27,8 @@ class Serving:
     max_context: int
     queue: QueueLimits
     state: ReplicaState = ReplicaState.READY
+    has_logits: bool = True
+    """The engine computes the model."""
 
     @functools.cached_property
     def grammars(self) -> GrammarCompiler:
@@ -34,6 +37,21 @@ class Serving:
     @functools.cached_property
     def names(self) -> TokenBytes:
         return TokenBytes(self.text.tokenizer)
+
+    def profile(self) -> Profile:
+        status, limits = self.worker.status, self.worker.limits
+        cost = status.cost
+        return Profile(
+            name=self.text.name,
+            source=f"fitted by replica {self.replica_id} from its own steps of the model {self.text.name}",
+            c0=cost.c0,
+            c_lin=cost.c_lin,
+            c_att=cost.c_att,
+            c_dec=cost.c_dec,
+            max_step_tokens=limits.max_step_tokens,
+            max_running=limits.max_running,
+            kv_tokens=status.load.total_blocks * BLOCK_SIZE,
+        )
 
     def namespace(self, salt: str | None) -> int:
         """The parent of a prompt's first block."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replica.engine import StepResult
+from replica.step import StepResult
 
 _KEPT = 256
 

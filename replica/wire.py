@@ -1,11 +1,11 @@
 """The few Redis commands of a publisher, typed. One connection, which reports every loss: retrying is for others."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError
 
+from replica.protocol.fleet_wire import FleetWire
 from replica.protocol.records import (
     FLEET_TTL_S,
     HEARTBEAT_MAX_BYTES,
@@ -15,7 +15,6 @@ from replica.protocol.records import (
     Keys,
     StreamFields,
 )
-from replica.protocol.redis_link import RedisLink
 from replica.protocol.redis_url import RedisUrl
 from replica.protocol.signing import Signer
 from replica.publisher import Beaten
@@ -28,37 +27,18 @@ CLEAN_NAMES = 20
 """Of the fleet's, picked at random: over all replicas each name is looked at this often, however many there are."""
 
 
-class Wire:
-    """Use it as an async context manager. Methods raise RedisError, OSError or TimeoutError on a lost connection."""
-
+class Wire(FleetWire):
     def __init__(self, url: RedisUrl, keys: Keys, signer: Signer | None = None) -> None:
-        self._keys = keys
-        self._link = RedisLink(url, keys.stream, SOCKET_S)
+        super().__init__(url, keys, SOCKET_S)
         self._signer = signer or Signer()
         self._beats = 0
         self._silent: set[bytes] = set()
         """Names without a heartbeat at the last look."""
 
-    async def __aenter__(self) -> "Wire":
-        await self._link.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._link.__aexit__(kind, error, trace)
-
-    @property
-    def redis(self) -> Any:
-        return self._link.redis
-
     async def heartbeat(self, replica: str) -> bytes | None:
         """As it is, or its beginning: to see whether there is one that changes."""
         value = await self.redis.getrange(self._keys.heartbeat(replica), 0, HEARTBEAT_MAX_BYTES)
         return bytes(value) or None
-
-    async def warn_of_eviction(self) -> None:
-        await self._link.warn_of_eviction()
 
     async def add(self, entry: StreamFields) -> str:
         """Returns its stream id."""

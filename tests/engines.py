@@ -11,10 +11,11 @@ from replica.attention.batch import AttentionBatch
 from replica.cache.kv_pool import KVPool
 from replica.cache.manager import CacheManager, KVCache
 from replica.cache.naive import NaiveCache
-from replica.engine import Engine, Output, StepResult
+from replica.engine import Engine
 from replica.model.registry import load_model
 from replica.scheduler import SchedulerLimits
 from replica.sequence import Chunk, SamplingParams, Sequence
+from replica.step import Output, StepResult
 
 
 def make_engine(

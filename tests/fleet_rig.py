@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from gateway.records_gate import RecordsGate
 from gateway.wire import Wire as GatewayWire
 from replica.cache.manager import CacheEvents
 from replica.digest import Digest
+from replica.protocol.intents import Intents
 from replica.protocol.records import Heartbeat, Keys
 from replica.protocol.redis_url import parse_redis_url
 from replica.protocol.signing import Signer
@@ -82,6 +83,7 @@ async def rig(
     signer: Signer | None = None,
     gateway_signer: Signer | None = None,
     beat: Heartbeat | None = None,
+    on_intents: Callable[[Intents], object] = lambda intents: None,
 ) -> AsyncIterator[Rig]:
     """Started, not waited for."""
     made = Rig(name)
@@ -101,6 +103,7 @@ async def rig(
         made.seen,
         on_fleet=lambda: None,
         gate=RecordsGate(KEYS, gateway_signer or signer, AddressList(DEFAULT_NETWORKS)),
+        on_intents=lambda intents, now: on_intents(intents),
     )
     publishing = asyncio.create_task(made.publisher.run())
     reading = asyncio.create_task(reader.run())

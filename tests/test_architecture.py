@@ -21,9 +21,13 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-INSIDERS = (ROOT / "loadtest/engine_bench/contenders", ROOT / "loadtest/index_bench")
-"""What loadtest runs as processes of their own to measure a part from inside, where the rest of it sees only the public
-HTTP API: programs that each wrap an engine, ours among them, and the gateway's index."""
+INSIDERS = tuple(
+    ROOT / "loadtest" / name
+    for name in ("engine_bench/contenders", "index_bench", "routing_bench", "eviction_bench", "simulate")
+)
+"""Where loadtest looks at a part from inside, and not only at the public HTTP API: programs that each wrap an engine,
+ours among them; the gateway's index and policies; the replica's prefix cache; and the simulator, which runs the pure
+parts in virtual time."""
 
 
 def files(*patterns: str) -> list[Path]:
@@ -43,6 +47,9 @@ def every_file() -> list[Path]:
         *(f"{package}/**/*.py" for package in OURS),
         "loadtest/engine_bench/contenders/*.py",
         "loadtest/index_bench/*.py",
+        "loadtest/simulate/*.py",
+        "loadtest/routing_bench/*.py",
+        "loadtest/eviction_bench/*.py",
     )
 
 
@@ -57,8 +64,15 @@ def forbidden(path: Path, allowed: tuple[str, ...], among: tuple[str, ...]) -> s
 
 ADOPT_MAY_USE: tuple[str, ...] = ("adopt", "replica.protocol", "replica.digest", "replica.publisher", "replica.wire")
 ADOPT_MAY_USE += ("replica.cost_model", "replica.cache.manager", "replica.answer.tool_calls", "replica.model.source")
+ADOPT_MAY_USE += ("replica.step",)
 """An adopted engine is a replica in all but the engine: it publishes as ours do, fits the same cost model, reads tool
 calls in the same way; and none of that loads torch."""
+
+SIMULATE_MAY_USE: tuple[str, ...] = ("loadtest", "replica.protocol", "replica.scheduler", "replica.sequence")
+SIMULATE_MAY_USE += ("replica.cache.manager", "replica.cache.naive", "replica.config", "replica.profiles")
+SIMULATE_MAY_USE += ("gateway.fleet", "gateway.router", "gateway.identity", "gateway.index", "gateway.routing")
+SIMULATE_MAY_USE += ("gateway.intents.outbox", "gateway.trust")
+"""The parts that decide; none that talks, computes or reads a clock."""
 
 
 @pytest.mark.parametrize(
@@ -72,10 +86,14 @@ calls in the same way; and none of that loads torch."""
         (["gateway/**/*.py"], ("gateway", "replica.protocol", "native")),
         (["loadtest/**/*.py"], ("loadtest", "replica.protocol")),
         (["loadtest/engine_bench/contenders/*.py"], ("loadtest.engine_bench.contenders", "replica")),
+        (["loadtest/simulate/*.py"], SIMULATE_MAY_USE),
         (["loadtest/index_bench/*.py"], ("loadtest", "gateway", "replica.protocol")),
+        (["loadtest/routing_bench/*.py"], ("loadtest", "gateway", "replica.protocol", "replica.config")),
+        (["loadtest/eviction_bench/*.py"], ("loadtest", "replica.protocol", "replica.cache", "replica.sequence")),
         (["gateway/routing/*.py"], ("gateway.routing", "gateway.config", "gateway.errors", "replica.protocol")),
         (["gateway/index/prefix_index.py", "gateway/index/plain_index.py"], ("gateway.index", "replica.protocol")),
-        (["gateway/index/native_index.py"], ("gateway.index", "native")),
+        (["gateway/intents/*.py"], ("gateway.intents", "replica.protocol")),
+        (["gateway/index/native_index.py"], ("gateway.index", "replica.protocol", "native")),
     ],
 )
 def test_packages_keep_to_themselves(patterns: list[str], allowed: tuple[str, ...]) -> None:
@@ -84,9 +102,13 @@ def test_packages_keep_to_themselves(patterns: list[str], allowed: tuple[str, ..
 
 
 PURE = ["replica/scheduler.py", "replica/sequence.py", "replica/digest.py", "replica/cache/block_pool.py"]
-PURE += ["replica/cache/radix.py", "replica/cache/naive.py", "replica/cache/manager.py"]
-PURE += ["replica/urgency.py", "replica/backlog.py", "replica/admission.py"]
-PURE += ["gateway/routing/*.py", "gateway/index/*_index.py", "gateway/index/follower.py", "gateway/index/pulses.py"]
+PURE += ["replica/cache/radix.py", "replica/cache/naive.py", "replica/cache/manager.py", "replica/cache/eviction/*.py"]
+PURE += ["replica/urgency.py", "replica/backlog.py", "replica/admission.py", "replica/step.py"]
+PURE += ["replica/timing/pace.py", "replica/timing/words.py"]
+PURE += ["gateway/fleet.py", "gateway/trust.py", "gateway/router.py", "gateway/index/*_index.py"]
+PURE += ["gateway/index/follower.py", "gateway/index/pulses.py"]
+PURE += ["gateway/recording/lines.py", "gateway/recording/answer.py", "loadtest/replay/figures.py"]
+PURE += ["gateway/intents/outbox.py", "gateway/intents/peers.py"]
 PURE += ["adopt/events.py", "adopt/mirror.py", "adopt/requests.py", "adopt/answers.py", "adopt/traffic.py"]
 IMPURE_MODULES: tuple[str, ...] = (
     "torch",
@@ -102,12 +124,20 @@ IMPURE_MODULES: tuple[str, ...] = (
 IMPURE_MODULES += ("prometheus_client", "logging")
 
 
+PURE_WITH_ARRAYS = ["gateway/routing/*.py", "gateway/fleet_table.py", "gateway/backlog.py", "gateway/explain.py"]
+"""A decision is over all replicas at once."""
+
+
 def test_pure_parts_know_no_clock_no_network_no_tensors() -> None:
     broken = {str(path): names for path in files(*PURE) if (names := forbidden(path, (), IMPURE_MODULES))}
+    broken |= {
+        str(path): names for path in files(*PURE_WITH_ARRAYS) if (names := forbidden(path, ("numpy",), IMPURE_MODULES))
+    }
     assert broken == {}
 
 
 TORCH_FREE = ["replica", "replica.protocol.text", "replica.scheduler", "replica.model.source"]
+TORCH_FREE += ["replica.engine_base", "replica.worker", "replica.run", "replica.timing.build"]
 TORCH_FREE += [
     "adopt.run",
     "adopt.__main__",
@@ -116,6 +146,9 @@ TORCH_FREE += [
     "deploy.cli",
     "loadtest.compare",
     "loadtest.engine_bench.run",
+    "loadtest.simulate.simulate",
+    "loadtest.replay.run",
+    "replica.profiles",
 ]
 
 

@@ -161,13 +161,14 @@ class Follower:
             self._lose(delta.replica, followed, applied.value, delta.seq - (applied is Applied.GAP), now)
         return applied
 
-    def replay(self, delta: Delta) -> Generator[None, None, None]:
+    def replay(self, delta: Delta) -> Generator[None, None, Applied | None]:
         """A delta behind the snapshot that a repair has loaded."""
         followed = self._followed[delta.replica]
         if delta.epoch != followed.epoch:
             self._name_another(delta.replica, followed, delta.epoch)
         elif self._index.position(delta.replica) is not None:
-            yield from self._index.apply_in_steps(delta)
+            return (yield from self._index.apply_in_steps(delta))
+        return None
 
     def check_promises(self, now: float) -> None:
         """Call it when the stream was read to its end since the heartbeats were."""
@@ -201,9 +202,9 @@ class Follower:
             self._name_another(replica, followed, snapshot.epoch)
             return None
         applied = yield from self._index.load_in_steps(replica, snapshot)
-        if applied is Applied.FULL and followed.repair is not None:
-            followed.repair.full = True
-            self._resync(Applied.FULL.value)
+        if applied is not Applied.OK and followed.repair is not None:
+            followed.repair.full = applied is Applied.FULL
+            self._resync(applied.value)
         return applied
 
     def repaired(self, replica: str) -> bool:

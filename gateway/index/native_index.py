@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.index.prefix_index import MAX_BLOCKS, SHARDS, Hashes, Match, PrefixIndex, Slot
+from gateway.index.prefix_index import MAX_BLOCKS, SHARDS, Matches, PrefixIndex, Slot
 from native.build import BuildError, build_library
+from replica.protocol.records import Hashes
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=c++17", "-O3", "-march=native", f"-DSHARDS={SHARDS}", "-shared", "-fPIC")
@@ -74,28 +75,13 @@ class NativeIndex(PrefixIndex):
         size: int = self._library.index_bytes(self._index)
         return size
 
-    def match(self, hashes: Sequence[int]) -> dict[str, Match]:
+    def match(self, hashes: Sequence[int]) -> Matches:
         packed = _packed(hashes)
         found = self._library.index_match(
             self._index, packed.buffer_info()[0], len(packed), self._groups_at, self._matched_slots_at
         )
-        if not found:
-            return {}
-        groups = self._groups[: 3 * found].tolist()
-        numbers = self._matched_slots[: groups[-1]]
-        first = Match(groups[0], groups[1])
-        if len(numbers) == len(self._slots):
-            # They all have the system prompt, and most have no more: copying a dictionary takes a third of the time.
-            result = dict.fromkeys(self._slots, first)
-        else:
-            result = dict.fromkeys(map(self._replica_of.__getitem__, numbers[: groups[2]]), first)
-        start = groups[2]
-        for held, expected, stop in zip(groups[3::3], groups[4::3], groups[5::3], strict=True):
-            match = Match(held, expected)
-            for number in numbers[start:stop]:
-                result[self._replica_of[number]] = match
-            start = stop
-        return result
+        groups = self._groups[: 3 * found]
+        return Matches(groups, self._matched_slots[: groups[-1] if found else 0], self._replica_of)
 
     def _room_for_slots(self, number: int) -> None:
         self._groups = array("I", bytes(3 * 4 * number))

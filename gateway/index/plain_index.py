@@ -6,8 +6,8 @@ The oracle of the native one, and what serves where that can't be built.
 import sys
 from collections.abc import Iterator, Sequence
 
-from gateway.index.prefix_index import MAX_BLOCKS, SHARDS, Hashes, Match, PrefixIndex, Slot
-from replica.protocol.records import unpack_hashes
+from gateway.index.prefix_index import MAX_BLOCKS, SHARDS, Match, Matches, PrefixIndex, Slot
+from replica.protocol.records import Hashes, unpack_hashes
 
 
 class PlainIndex(PrefixIndex):
@@ -27,7 +27,7 @@ class PlainIndex(PrefixIndex):
         numbers = sys.getsizeof(1 << 63) + sys.getsizeof(1 << len(self._replica_of))
         return sum(map(sys.getsizeof, entries)) + numbers * sum(map(len, entries))
 
-    def match(self, hashes: Sequence[int]) -> dict[str, Match]:
+    def match(self, hashes: Sequence[int]) -> Matches:
         shards, current, before = self._shards, self._expected, self._expected_before
         held = either = self._live
         held_depth: dict[int, int] = {}
@@ -51,7 +51,7 @@ class PlainIndex(PrefixIndex):
         for number in _numbers_in(held):
             held_depth[number] = depth
         self._end(result, either, held_depth, depth)
-        return result
+        return Matches.of(result)
 
     def _end(self, result: dict[str, Match], slots: int, held_depth: dict[int, int], depth: int) -> None:
         if depth == 0:
@@ -115,7 +115,7 @@ class PlainIndex(PrefixIndex):
 
 
 def _numbers(hashes: Hashes, start: int, stop: int) -> Sequence[int]:
-    return unpack_hashes(hashes[8 * start : 8 * stop]) if isinstance(hashes, bytes) else hashes[start:stop]
+    return unpack_hashes(hashes[8 * start : 8 * stop] if isinstance(hashes, bytes) else hashes[start:stop])
 
 
 def _take_out(entries: dict[int, int], block: int, bit: int) -> bool:

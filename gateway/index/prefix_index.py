@@ -9,18 +9,19 @@ behind in the entries until they are swept, a shard at a time; then the slot is 
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from array import array
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
-from replica.protocol.records import Delta, Snapshot
+from replica.protocol.records import Delta, Hashes, Snapshot
 
 SHARDS = 1024
 """Parts of the index that grow, shrink and are swept one by one."""
 
-STEP_BLOCKS = 2048
-"""Blocks that are added or removed at a time: the event loop is held for about a millisecond at most."""
+STEP_BLOCKS = 1024
+"""Blocks that are added or removed at a time: the event loop is held for about half a millisecond."""
 
 MAX_BLOCKS = 20_000_000
 LOAD_SHARE = 0.95
@@ -28,9 +29,6 @@ LOAD_SHARE = 0.95
 
 EXPECT_TTL_S = 5.0
 EXPECT_MAX_BLOCKS = 1 << 17
-
-Hashes = Sequence[int] | bytes
-"""Block hashes: as numbers (quickest in an `array("Q")`), or as bytes, packed as they are in Redis."""
 
 _T = TypeVar("_T")
 
@@ -57,6 +55,48 @@ class Match(NamedTuple):
     """Held, or being computed for a request that was just sent there; never less than held."""
 
 
+class Matches(Mapping[str, Match]):
+    """By replica, those without a block left out. Kept as groups of slots that are alike, as most replicas of a fleet
+    are: to name each of a thousand takes longer than all the rest of a decision."""
+
+    __slots__ = ("_by_replica", "groups", "names", "numbers")
+
+    def __init__(self, groups: "array[int]", numbers: "array[int]", names: tuple[str, ...]) -> None:
+        """`groups`: held, expected, end in `numbers`, of each (type I); `numbers` are of slots (type H), whose replicas
+        `names` has."""
+        self.groups = groups
+        self.numbers = numbers
+        self.names = names
+        self._by_replica: dict[str, Match] | None = None
+
+    @classmethod
+    def of(cls, matches: Mapping[str, Match]) -> "Matches":
+        groups = array("I", [x for end, match in enumerate(matches.values(), 1) for x in (*match, end)])
+        return cls(groups, array("H", range(len(matches))), tuple(matches))
+
+    def __getitem__(self, replica: str) -> Match:
+        return self._named()[replica]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named())
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._named()})"
+
+    def _named(self) -> dict[str, Match]:
+        if self._by_replica is None:
+            self._by_replica = {}
+            start = 0
+            for held, expected, end in zip(*(self.groups[part::3] for part in range(3)), strict=True):
+                match = Match(held, expected)
+                self._by_replica |= dict.fromkeys(map(self.names.__getitem__, self.numbers[start:end]), match)
+                start = end
+        return self._by_replica
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     replica: str
@@ -76,8 +116,8 @@ class PrefixIndex(ABC):
         self._slots: dict[str, Slot] = {}
         self._changing: dict[str, Slot] = {}
         """Of replicas that take several steps: they don't count meanwhile."""
-        self._replica_of: list[str] = []
-        """By the slot's number."""
+        self._replica_of: tuple[str, ...] = ()
+        """By the slot's number. Never changed but replaced, so that whoever saw it can tell that it is another."""
         self._free: list[int] = []
         self._dead: list[int] = []
         self._sweeping: list[int] = []
@@ -98,7 +138,7 @@ class PrefixIndex(ABC):
         """Of memory, about."""
 
     @abstractmethod
-    def match(self, hashes: Sequence[int]) -> dict[str, Match]:
+    def match(self, hashes: Sequence[int]) -> Matches:
         """For each replica that has, or expects, the first block: how many leading blocks.
 
         Takes for granted that replicas evict from the end, so that whoever has a block has those before it, as soon as
@@ -125,10 +165,10 @@ class PrefixIndex(ABC):
         """Takes one step of a replica's cache and checks the state that results against its count and root."""
         return _finish(self.apply_in_steps(delta))
 
-    def load(self, replica: str, snapshot: Snapshot, claimed: tuple[int, int] | None = None) -> Applied:
+    def load(self, replica: str, snapshot: Snapshot) -> Applied:
         """Replaces all that is known of the replica: OK, FULL, or ROOT where its hashes don't give the count and root
         that are claimed."""
-        return _finish(self.load_in_steps(replica, snapshot, claimed))
+        return _finish(self.load_in_steps(replica, snapshot))
 
     def apply_in_steps(self, delta: Delta) -> Generator[None, None, Applied]:
         """`apply`, with a pause after each STEP_BLOCKS but the last. Between the pauses the replica isn't here.
@@ -147,14 +187,12 @@ class PrefixIndex(ABC):
         claimed = delta.count, delta.root
         return (yield from self._change(slot, delta.removed, delta.added, delta.seq, claimed, self.max_blocks))
 
-    def load_in_steps(
-        self, replica: str, snapshot: Snapshot, claimed: tuple[int, int] | None = None
-    ) -> Generator[None, None, Applied]:
+    def load_in_steps(self, replica: str, snapshot: Snapshot) -> Generator[None, None, Applied]:
         """`load`, with pauses as in `apply_in_steps`. Where there is no room, what was loaded is swept away again."""
         self.drop(replica)
         slot = self._new_slot(replica, snapshot.epoch)
         room = int(self.max_blocks * LOAD_SHARE)
-        applied = yield from self._change(slot, (), snapshot.hashes, snapshot.seq, claimed, room)
+        applied = yield from self._change(slot, (), snapshot.hashes, snapshot.seq, snapshot.claimed, room)
         if applied is Applied.FULL:
             for _ in range(2 * SHARDS):
                 self.sweep()
@@ -175,9 +213,12 @@ class PrefixIndex(ABC):
         if slot is not None:
             self._expect(slot, hashes)
 
-    def expire(self, now: float) -> bool:
+    def expire(self, now: float, hold: bool = False) -> bool:
         """Call it before each decision. Forgets expectations of EXPECT_TTL_S to twice that age, or of a generation
-        that has grown too big; true where it did, so that those which still hold can be renewed."""
+        that has grown too big; true where it did, so that those which still hold can be renewed. With `hold`, as
+        nothing can come that would confirm them, none is too old."""
+        if hold:
+            self._rotate_at = now + EXPECT_TTL_S
         if now < self._rotate_at and self._num_expected() < EXPECT_MAX_BLOCKS:
             return False
         self._rotate(forget_all=now >= self._rotate_at + EXPECT_TTL_S)
@@ -244,10 +285,9 @@ class PrefixIndex(ABC):
         # Low numbers first: they decide how wide the sets are.
         if self._free:
             number = heapq.heappop(self._free)
-            self._replica_of[number] = replica
         else:
             number = len(self._replica_of)
-            self._replica_of.append(replica)
+        self._replica_of = (*self._replica_of[:number], replica, *self._replica_of[number + 1 :])
         return Slot(replica, epoch, number)
 
     @abstractmethod

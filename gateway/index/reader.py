@@ -1,4 +1,5 @@
-"""Redis to index and fleet: the stream of digests, in order; heartbeats; and repair of whatever was lost between.
+"""Redis to index and fleet: the stream of digests, in order; heartbeats; and repair of whatever was lost between. What
+other gateways tell comes by the same connection, after what digests there are.
 
 One task, one connection. A replica's part of the index is right as of its `seq` or it is gone from the index and waits
 for repair: its snapshot, then the stream from where the snapshot was taken. What the stream no longer has is asked of
@@ -14,15 +15,17 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
-from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisError, ResponseError
 
 from gateway.addresses import DEFAULT_NETWORKS, AddressList
 from gateway.fleet import Beat, Fleet
 from gateway.index.follower import Follower
 from gateway.index.prefix_index import Applied, PrefixIndex
 from gateway.index.pulses import Pulses
+from gateway.intents.listener import Listener
 from gateway.records_gate import RecordsGate
 from gateway.wire import BATCH, ZERO, Entry, StreamId, StreamState, stream_id
+from replica.protocol.intents import Intents
 from replica.protocol.records import (
     Delta,
     Heartbeat,
@@ -32,7 +35,7 @@ from replica.protocol.records import (
     check_replica_id,
     snapshot_position,
 )
-from replica.protocol.redis_link import Complaints, explain
+from replica.protocol.redis_link import Complaints, being_cancelled, explain
 from replica.protocol.signing import Signer
 
 log = logging.getLogger(__name__)
@@ -40,25 +43,38 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 REPAIRS_AT_ONCE = 8
 """Between two polls: a fleet that is joined must not be read in one go."""
-HOLD_S = 0.002
+HOLD_S = 0.0005
+"""Then others get the event loop; what is begun by then may take a millisecond more."""
+CHECKED_AT_ONCE_BYTES = 1 << 20
+"""Of a snapshot. Checking a signature takes 1 ms for so many."""
 BACK_OFF_MAX_S = 0.75
 COMPLAINTS_MAX = 1000
+HEAR_PERIOD_S = 0.002
+"""Asking costs ten times what hearing does: where others say a lot, some of it comes with each answer."""
+HEARD_AT_ONCE_S = 0.01
+"""Of what gateways tell; then it's the digests' turn again."""
 SWEPT_AT_A_POLL = 64
 """Shards: the whole index in 4 s."""
 
 _T = TypeVar("_T")
 
 
+def _ignore(intents: Intents, now: float) -> None: ...
+
+
 class ReaderWire(Protocol):
     """What the reader asks of Redis: `gateway.wire.Wire` in life. Raises RedisError, OSError or TimeoutError."""
 
-    async def next_entries(self, after: StreamId, wait_s: float) -> list[Entry]: ...
+    async def next_entries(
+        self, after: StreamId, told_after: StreamId | None, wait_s: float
+    ) -> tuple[list[Entry], list[Entry]]: ...
     async def entries(self, after: StreamId) -> list[Entry]: ...
     async def stream_state(self) -> StreamState: ...
+    async def stream_states(self) -> tuple[StreamState, StreamState | ResponseError]: ...
     async def members(self) -> list[str]: ...
     async def heartbeats(self, names: Sequence[str]) -> dict[str, tuple[bytes, float]]: ...
     async def snapshot_heads(self, names: Sequence[str]) -> dict[str, bytes]: ...
-    async def snapshot(self, name: str) -> bytes | None: ...
+    async def snapshot(self, name: str) -> tuple[bytes, bytes] | None: ...
     async def want_snapshot(self, name: str) -> None: ...
 
 
@@ -89,8 +105,10 @@ class IndexReader:
         wall_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         gate: RecordsGate | None = None,
+        on_intents: Callable[[Intents, float], object] = _ignore,
     ) -> None:
-        """`gate` says which records are believed; without one, all that are well-formed."""
+        """`gate` says which records are believed; without one, all that are well-formed. `on_intents` gets what
+        gateways tell each other, with the time."""
         self._gate = gate or RecordsGate(Keys(), Signer(), AddressList(DEFAULT_NETWORKS))
         self._connect = connect
         self._index = index
@@ -110,18 +128,19 @@ class IndexReader:
         self._losses = Complaints()
         self._poll_at = 0.0
         self._held_since = 0.0
+        self._listener = Listener(self._gate.intents, on_intents, events.bad_record)
 
     async def run(self) -> None:
         """Until cancelled: reads, and connects again whenever the connection is lost."""
         failures = 0
-        while not _cancelled():
+        while not being_cancelled():
             try:
                 async with self._connect() as wire:
                     await self._start(wire)
                     if failures:
                         log.warning("Redis is back")
                     failures = 0
-                    while not _cancelled():
+                    while not being_cancelled():
                         await self._step(wire)
             except (RedisError, OSError, TimeoutError) as error:
                 reason = explain(error)
@@ -138,6 +157,7 @@ class IndexReader:
         stream = await wire.stream_state()
         self.follower.connected()
         self.pulses.connected(self._clock())
+        self._listener.connected()
         if self._cursor == ZERO:
             self._cursor, self._added = stream.last, stream.added
         await self._poll(wire)
@@ -145,24 +165,49 @@ class IndexReader:
 
     async def _step(self, wire: ReaderWire) -> None:
         """Reads what has come, at most until the next poll is due, and repairs what is due."""
-        due = min(self._poll_at, self.follower.next_due())
-        entries = await wire.next_entries(self._cursor, due - self._clock())
-        self._held_since = self._clock()
-        for entry in entries:
-            await self._take(entry)
-            self._cursor = entry[0]
-            await self._breathe()
+        entries = await self._read(wire, min(self._poll_at, self.follower.next_due()))
         if len(entries) < BATCH:
             self.follower.check_promises(self._clock())
         if self._announced or self._clock() >= self._poll_at:
             await self._poll(wire)
         await self._repair(wire, self.follower.due(self._clock())[:REPAIRS_AT_ONCE])
 
+    async def _read(self, wire: ReaderWire, due: float) -> list[Entry]:
+        """Takes the next digests, which it returns. Hears other gateways until there are any: what a step does besides
+        looks at every replica, and they may say something 2,000 times a second."""
+        while True:
+            entries, told = await wire.next_entries(self._cursor, self._listener.after, due - self._clock())
+            await self._pause()
+            for entry in entries:
+                await self._take(entry)
+                self._cursor = entry[0]
+                await self._breathe()
+            ask_again_at = self._held_since + HEAR_PERIOD_S
+            await self._hear(told)
+            if entries or self._clock() >= due:
+                return entries
+            await asyncio.sleep(min(ask_again_at, due) - self._clock())
+
+    async def _hear(self, told: list[Entry]) -> None:
+        until = self._clock() + HEARD_AT_ONCE_S
+        for entry in told:
+            if self._clock() > until:
+                # NOTE: the others will be read again.
+                return
+            self._listener.take(entry, self._clock())
+            await self._breathe()
+        if len(told) < BATCH:
+            self._listener.drained(self._clock())
+
+    async def _pause(self) -> None:
+        """Lets others have the event loop."""
+        await asyncio.sleep(0)
+        self._held_since = self._clock()
+
     async def _breathe(self) -> None:
-        """Lets others have the event loop, after a while."""
+        """The same, after a while."""
         if self._clock() > self._held_since + HOLD_S:
-            await asyncio.sleep(0)
-            self._held_since = self._clock()
+            await self._pause()
 
     async def _take(self, entry: Entry) -> None:
         entry_id, fields = entry
@@ -177,25 +222,25 @@ class IndexReader:
         applied = await _in_steps(self.follower.take(record, self._clock()))
         if applied is Applied.OK:
             self._events.digest_lag(max(0.0, self._wall_clock() - entry_id[0] / 1000))
-        elif applied is Applied.FULL:
-            self._say_full(record.replica)
+        self._say(record.replica, applied, "delta")
 
     async def _poll(self, wire: ReaderWire) -> None:
         """Reads all heartbeats, and looks whether the stream is still the one that was being read."""
         self._poll_at = self._clock() + POLL_S
         announced, self._announced = self._announced, set()
         members = await wire.members()
-        stream = await wire.stream_state()
-        # The heartbeats last: nothing is awaited between seeing a new epoch in them and voiding the old one.
+        stream, told = await wire.stream_states()
+        # The heartbeats last: nothing else is read between seeing a new epoch in them and voiding the old one.
         raw = await wire.heartbeats([name for name in members if self._is_valid_id(name)])
         now = self._clock()
+        await self._pause()
         self.pulses.look(now)
-        beats = {
-            name: Beat(heartbeat, max(0.0, age_s))
-            for name, (data, age_s) in raw.items()
-            if (heartbeat := self._decode_beat(name, data)) is not None
-            and self.pulses.is_alive(name, heartbeat, now, now - age_s)
-        }
+        beats = {}
+        for name, (data, age_s) in raw.items():
+            heartbeat = self._decode_beat(name, data)
+            if heartbeat is not None and self.pulses.is_alive(name, heartbeat, now, now - age_s):
+                beats[name] = Beat(heartbeat, max(0.0, age_s))
+            await self._breathe()
         # One without a heartbeat may have lost it to Redis; one that left has said so.
         kept = {
             replica
@@ -205,6 +250,7 @@ class IndexReader:
         self._fleet.update(beats, now, kept)
         self._follow(now)
         self._check_stream(stream)
+        self._listener.look(told.last if isinstance(told, StreamState) else told, now)
         self._on_fleet()
         for _ in range(SWEPT_AT_A_POLL):
             self._index.sweep()
@@ -256,7 +302,7 @@ class IndexReader:
         for replica in replicas:
             head = heads.get(replica, b"")
             if head and head != self.follower.tried(replica) and self._may_do(replica, head, stream):
-                start = await self._load(replica, await wire.snapshot(replica))
+                start = await self._load(wire, replica)
                 if start is not None:
                     started[replica] = start
                 await self._breathe()
@@ -282,19 +328,24 @@ class IndexReader:
             return True
         return self.follower.may_do(replica, seq, stream.reaches_back_to(start))
 
-    async def _load(self, replica: str, data: bytes | None) -> StreamId | None:
+    async def _load(self, wire: ReaderWire, replica: str) -> StreamId | None:
         """The stream id behind which its replay starts; None for a snapshot that won't do."""
-        if data is None:
+        found = await wire.snapshot(replica)
+        if found is None:
             return None
+        self._held_since = self._clock()
         try:
-            snapshot = self._gate.snapshot(replica, data)
+            if len(found[1]) > CHECKED_AT_ONCE_BYTES:
+                snapshot = await asyncio.to_thread(self._gate.snapshot, replica, *found)
+            else:
+                snapshot = self._gate.snapshot(replica, *found)
             start = stream_id(snapshot.stream_id)
         except RecordError as error:
             self._complain(replica, error)
             return None
+        await self._breathe()
         applied = await _in_steps(self.follower.load(replica, snapshot))
-        if applied is Applied.FULL:
-            self._say_full(replica)
+        self._say(replica, applied, "snapshot")
         return start if applied is Applied.OK else None
 
     async def _replay(self, wire: ReaderWire, started: Mapping[str, StreamId]) -> None:
@@ -304,12 +355,12 @@ class IndexReader:
         cursor = min(started.values())
         while True:
             entries = await wire.entries(cursor)
-            self._held_since = self._clock()
+            await self._pause()
             for entry in entries:
                 cursor = entry[0]
                 if cursor > started.get(_replica_of(entry), cursor):
                     await self._replay_entry(entry)
-                    await self._breathe()
+                await self._breathe()
             if len(entries) < BATCH:
                 return
 
@@ -318,15 +369,19 @@ class IndexReader:
         with contextlib.suppress(RecordError):
             record = self._gate.entry(entry[1])
             if isinstance(record, Delta):
-                await _in_steps(self.follower.replay(record))
+                self._say(record.replica, await _in_steps(self.follower.replay(record)), "delta")
 
     def _complain(self, replica: str, error: RecordError) -> None:
         """Counts every bad record, and logs each kind once a replica."""
         self._events.bad_record(error.reason)
         self._warn_once(replica, str(error))
 
-    def _say_full(self, replica: str) -> None:
-        self._warn_once(replica, f"no credit for its cache: the index is full ({len(self._index)} blocks)")
+    def _say(self, replica: str, applied: Applied | None, what: str) -> None:
+        """What people should know of a record's end."""
+        if applied is Applied.FULL:
+            self._warn_once(replica, f"no credit for its cache: the index is full ({len(self._index)} blocks)")
+        elif applied is Applied.ROOT:
+            self._complain(replica, RecordError(f"{what}: the hashes don't give its count and root", "root"))
 
     def _warn_once(self, replica: str, what: str) -> None:
         kind = (replica[:64], what[:40])
@@ -345,13 +400,6 @@ async def _in_steps(steps: Generator[None, None, _T]) -> _T:
                 result: _T = stop.value
                 return result
             await asyncio.sleep(0)
-
-
-def _cancelled() -> bool:
-    """NOTE: up to Python 3.11 `asyncio.wait_for`, in the Redis client, swallows a cancellation that comes just as a
-    reply does, so the exception alone can't be relied on."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _replica_of(entry: Entry) -> str:

@@ -4,10 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import xxhash
-
-from replica.protocol.hashing import BLOCK_SIZE
-from replica.protocol.records import CostModel
+from gateway.routing.candidates import Candidates, Floats, usable_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,58 +13,75 @@ class RouteRequest:
     """Prompt length."""
     hashes: Sequence[int]
     """Chained hashes of the prompt's whole blocks."""
+    session: str = ""
+    """What the client calls the conversation, if anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One replica that may take a request, as the gateway knows it at the moment of the decision."""
-
-    id: str
-    epoch: str
-    queue_tokens: int
-    """Uncached prompt tokens ahead of a new request, dead-reckoned between load reports."""
-    decoding: int
-    """Sequences that are being decoded."""
-    cost: CostModel
-    free_blocks: int
-    total_blocks: int
-    max_context: int
-    trust: float
-    """Delivered over predicted cached tokens, of late; 1 where nothing is known."""
-    reuse: float
-    """Share of this replica's prompt tokens that its cache has been serving."""
-    matched_blocks: int = 0
-    """Leading blocks of this prompt that it holds or is about to compute."""
-
-    def cached_tokens(self, request: RouteRequest) -> int:
-        """Prompt tokens its cache should give: whole blocks, and one token is left to compute for the logits."""
-        return BLOCK_SIZE * max(0, min(self.matched_blocks, (request.tokens - 1) // BLOCK_SIZE))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    choice: str
+    """A choice and why. Terms are kept as columns: most decisions are never looked at again."""
+
+    policy: str
+    candidates: tuple[str, ...]
+    place: int
+    """Of the choice among the candidates."""
+    cost: Floats
+    """Of each candidate; the lower the better. What it counts is the policy's."""
+    columns: Mapping[str, Floats]
+    """What the cost is made of. Names end in `_s` for seconds, the others are tokens or plain numbers."""
     cached_tokens: int
     """Predicted for the choice, before any discount for trust."""
-    policy: str
-    terms: Mapping[str, Mapping[str, float]]
-    """Of every candidate; names end in `_s` for seconds, the others are tokens or plain numbers."""
+    held_tokens: int
+    """Those of them that the choice's digest vouches for; the others are still being computed for somebody else."""
+
+    @property
+    def choice(self) -> str:
+        return self.candidates[self.place]
+
+    def rows(self) -> dict[str, dict[str, float]]:
+        """Every candidate's terms; `behind` is by how much it lost."""
+        columns = {name: column.tolist() for name, column in self.columns.items()}
+        columns |= {"cost": self.cost.tolist(), "behind": (self.cost - self.cost[self.place]).tolist()}
+        return {
+            replica: {name: column[place] for name, column in columns.items()}
+            for place, replica in enumerate(self.candidates)
+        }
 
 
 class Policy(Protocol):
-    """Chooses a replica. May keep state of its own, which only `choose` changes."""
+    """Chooses a replica. What it remembers changes in `placed` only, so it can be asked without consequences."""
 
     name: str
 
-    def choose(self, request: RouteRequest, candidates: Sequence[ReplicaView], now: float) -> Decision:
-        """`candidates` is not empty, and its order must not matter. Explains every candidate."""
+    def choose(self, request: RouteRequest, candidates: Candidates, now: float) -> Decision:
+        """`candidates` is not empty, and its order must not matter."""
+        ...
+
+    def placed(self, request: RouteRequest, decision: Decision, now: float) -> None:
+        """The request goes there, by this policy's choice."""
         ...
 
 
-def rendezvous(key: int, candidates: Sequence[ReplicaView]) -> ReplicaView:
-    """Highest random weight: gateways that see the same candidates pick the same one, whatever their order."""
-    packed = key.to_bytes(8, "little")
-    return max(candidates, key=lambda view: (xxhash.xxh3_64_intdigest(packed + view.id.encode()), view.id))
+class Stateless:
+    """A policy that remembers nothing."""
+
+    def placed(self, request: RouteRequest, decision: Decision, now: float) -> None:
+        pass
+
+
+def decide(
+    policy: Policy, request: RouteRequest, candidates: Candidates, place: int, cost: Floats, **columns: Floats
+) -> Decision:
+    reuse_tokens = candidates.reuse_tokens[place]
+    return Decision(
+        policy=policy.name,
+        candidates=candidates.ids,
+        place=place,
+        cost=cost,
+        columns=columns,
+        cached_tokens=usable_tokens(candidates.matched_blocks[place], request.tokens, reuse_tokens),
+        held_tokens=usable_tokens(candidates.held_blocks[place], request.tokens, reuse_tokens),
+    )
 
 
 def last_hash(request: RouteRequest) -> int:
@@ -75,7 +89,12 @@ def last_hash(request: RouteRequest) -> int:
     return request.hashes[-1] if request.hashes else 0
 
 
-def branch_hash(request: RouteRequest, candidates: Sequence[ReplicaView]) -> int:
+def prefix_key(request: RouteRequest, blocks: int) -> int:
+    """A key that prompts share which begin with the same blocks."""
+    return request.hashes[min(blocks, len(request.hashes)) - 1] if request.hashes else 0
+
+
+def branch_hash(request: RouteRequest, candidates: Candidates) -> int:
     """A key that prompts over the same context share, and others don't.
 
     The first block is no such key, since all prompts begin with one system prompt; the last one neither, as each
@@ -83,5 +102,5 @@ def branch_hash(request: RouteRequest, candidates: Sequence[ReplicaView]) -> int
     """
     if not request.hashes:
         return 0
-    deepest = max(view.matched_blocks for view in candidates)
+    deepest = int(candidates.matched_blocks.max())
     return request.hashes[min(max(deepest, len(request.hashes) // 2), len(request.hashes) - 1)]

@@ -1,8 +1,9 @@
 """Each replica in turn, by id. The baseline that knows nothing."""
 
-from collections.abc import Sequence
+import numpy as np
 
-from gateway.routing.base import Decision, ReplicaView, RouteRequest
+from gateway.routing.base import Decision, RouteRequest, decide
+from gateway.routing.candidates import Candidates
 
 
 class RoundRobin:
@@ -11,9 +12,12 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, request: RouteRequest, candidates: Sequence[ReplicaView], now: float) -> Decision:
-        ordered = sorted(candidates, key=lambda view: view.id)
-        chosen = next((view for view in ordered if view.id > self._last), ordered[0])
-        self._last = chosen.id
-        terms = {view.id: {"turn": float(turn)} for turn, view in enumerate(ordered)}
-        return Decision(chosen.id, chosen.cached_tokens(request), self.name, terms)
+    def choose(self, request: RouteRequest, candidates: Candidates, now: float) -> Decision:
+        ordered = sorted(candidates.ids)
+        first = next((turn for turn, replica in enumerate(ordered) if replica > self._last), 0)
+        turns = {replica: (turn - first) % len(ordered) for turn, replica in enumerate(ordered)}
+        turn = np.array([turns[replica] for replica in candidates.ids], dtype=float)
+        return decide(self, request, candidates, int(turn.argmin()), turn)
+
+    def placed(self, request: RouteRequest, decision: Decision, now: float) -> None:
+        self._last = decision.choice

@@ -1,94 +1,222 @@
-"""Ours: the replica with the lowest predicted time to first token, in seconds, plus what the choice costs others.
+"""Ours: the replica where the request makes everybody's wait for a first token, its own and others', grow the least.
 
-    T_r = queue_r + prefill_r + interference_r + eviction_r + recompute_r
+    cost_r = queue_r + place_r + prefill_r       seconds until this request's own first token
+           - shared_r                            what of that is done for others, see below
+           + delay_r                             seconds that those wait longer which it passes
+           + compute_r + kv_r + eviction_r       seconds that those to come wait longer
 
-The first three are this request's own wait. The last two are compute that the choice makes somebody else wait for:
-blocks pushed out of a full cache that would have been used again, and blocks computed here though another replica has
-them. Without the last one a burst over one context scatters, since an idle replica that computes the context anew
-answers as soon as the one that is just computing it; and then nobody has room for the next context.
+A replica that prefills the shortest first lets a request pass whatever has more left to compute, so queue_r counts only
+what is shorter, and delay_r is what the request costs those that it passes: its own prefill, once for each of them.
+That is the marginal cost of a job under SRPT (see Hyytiä, Penttinen, Aalto 2012, "Size- and state-aware dispatching").
+Where a replica goes by arrival, all of the queue is ahead and nobody is passed.
 
-Where a prompt brings a context that is new to the whole fleet, the choice is also where those to come will find it.
-So of the replicas that cost hardly more than the cheapest, by half the time it takes to compute what is new, the one
-with the most free blocks takes it in: contexts spread evenly, and with them the decodes that they bring.
+What the request uses of compute and of KV has a price by how scarce it is: a share `use` of anything that is in use
+for a share `load` of the time costs those to come about use · load / (1 - load), as in an M/M/1 queue. So on an idle
+fleet a prompt may be computed anew for a shorter wait, and on a busy one it stays where its blocks are. A replica's
+price is half by its own load and half by the fleet's: who comes next may go elsewhere.
+
+A prefix that many requests bring is worth its computing more than once. What it costs is shared out over as many as
+will find it there, if they go on coming as they have: so it spreads as its owners fill, and only then.
+
 All constants are measured; there is no knob.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import OrderedDict
+from dataclasses import replace
 
-from gateway.routing.base import Decision, ReplicaView, RouteRequest, branch_hash, rendezvous
+import numpy as np
+
+from gateway.routing.base import Decision, RouteRequest, branch_hash, decide
+from gateway.routing.candidates import Candidates, Floats, Mask
+from gateway.routing.wait import Ahead, ahead_of, place_wait_s, prefill_wait_s, queue_wait_s
 from replica.protocol.hashing import BLOCK_SIZE
-from replica.protocol.records import CostModel
 
-TIE = 1.01
-"""Costs this close say nothing: a fitted cost model is no better than a per cent."""
+NEAR = 0.05
+"""Share of the prefill's time by which costs may differ and say nothing: no cost model is fitted better."""
 
-NOMINAL = CostModel(c0=0.01, c_lin=1e-4, c_att=0.0, c_dec=1e-4, max_step_tokens=2048)
-"""Stands in until a replica has fitted its own: then only the proportions matter, and tokens count most."""
+COMPUTE_LOAD_MAX = 0.97
+"""At which compute's price stops to rise."""
+
+KV_LOAD_MAX = 0.8
+"""The same of KV. Beyond it replicas' loads differ by chance more than by choice: with 0.97 a fleet near its limit had
+a fifth more mean TTFT."""
+
+ALIKE = 1.5
+"""Replicas whose coefficients differ from the fleet's median by less than this factor are taken for equal: on shared
+cores a fit is no better, and all new contexts would go to the one that was luckiest while it was fitted."""
+
+SPREAD = 2.0
+"""How much longer than under M/M/1 others wait for compute, by Pollaczek and Khinchine: prompts differ in length more
+than exponentially (in public traces their variance is about three squared means)."""
+
+EVICTED_REUSE = 0.3
+"""How much less than other blocks those come back that are evicted: the ones used longest ago."""
+
+MEMORY_S = 10.0
+"""Time constant of what is remembered: how busy the fleet is, how often a prefix comes."""
+
+ENOUGH = 20.0
+"""Requests after which a replica's own load is told from chance."""
+
+PREFIXES_MAX = 1 << 16
 
 
 class Ttft:
     name = "ttft"
 
-    def choose(self, request: RouteRequest, candidates: Sequence[ReplicaView], now: float) -> Decision:
-        busy = sum(view.queue_tokens > 0 for view in candidates) / len(candidates)
-        best_cached = max(view.cached_tokens(request) * view.trust for view in candidates)
-        terms = {view.id: _terms(request, view, busy, best_cached) for view in candidates}
-        near = _near_cheapest(request, candidates, terms, best_cached)
-        most_free = max(_free_blocks(view) for view in near)
-        roomiest = [view for view in near if _free_blocks(view) == most_free]
-        limit = min(terms[view.id]["total_s"] for view in roomiest) * TIE
-        tied = [view for view in roomiest if terms[view.id]["total_s"] <= limit]
-        chosen = tied[0] if len(tied) == 1 else rendezvous(branch_hash(request, candidates), tied)
-        return Decision(chosen.id, chosen.cached_tokens(request), self.name, terms)
+    def __init__(self) -> None:
+        self._busy = _Busy()
+        self._uses = _Uses()
+
+    def choose(self, request: RouteRequest, candidates: Candidates, now: float) -> Decision:
+        c = _levelled(candidates)
+        cached = c.credited_tokens(request.tokens)
+        uncached = request.tokens - cached
+        prefill_s = prefill_wait_s(request.tokens, c, cached)
+        # Blocks that are only expected are computed first, for whoever brought them.
+        ahead = ahead_of(c, request.tokens - c.held_tokens(request.tokens) * c.trust)
+        new_s = prefill_wait_s(request.tokens, c, np.full_like(cached, cached.max()))
+        shared_s = (prefill_s - new_s) * (1 - 1 / self._future_uses(request, c, now))
+        price = SPREAD * self._busy.price(c.ids)
+        terms = {
+            "queue_s": queue_wait_s(c, ahead),
+            "place_s": place_wait_s(c, uncached, ahead),
+            "prefill_s": prefill_s,
+            "shared_s": -shared_s,
+            "delay_s": ahead.passed * prefill_s,
+            "compute_s": (prefill_s - shared_s) * price,
+            "kv_s": _kv_s(c, uncached, ahead),
+            "eviction_s": c.c_lin * BLOCK_SIZE * _evicted_blocks(c, uncached) * EVICTED_REUSE * c.reuse * (1 + price),
+        }
+        total = np.sum(list(terms.values()), axis=0)
+        computing_s = (prefill_s - shared_s) * (1 + price)
+        place = _place(request, c, total, computing_s, new_s)
+        seen = {"cached_tokens": cached, "matched_blocks": c.matched_blocks}
+        beliefs = {"trust": c.trust, "unpromised": c.unpromised}
+        return decide(self, request, c, place, total, **terms, **seen, **beliefs)
+
+    def placed(self, request: RouteRequest, decision: Decision, now: float) -> None:
+        self._busy.add(decision.candidates, decision.columns["queue_s"] > 0, now)
+        self._uses.add(_shared_hash(request, decision.columns["matched_blocks"]), now)
+
+    def _future_uses(self, request: RouteRequest, candidates: Candidates, now: float) -> float:
+        """How many requests will find at a replica what the best one has of this prompt, this one included."""
+        matched = candidates.matched_blocks
+        owners = np.count_nonzero(matched == matched.max())
+        return max(1.0, self._uses.count(_shared_hash(request, matched), now) / (owners + 1))
 
 
-def _near_cheapest(
-    request: RouteRequest,
-    candidates: Sequence[ReplicaView],
-    terms: Mapping[str, Mapping[str, float]],
-    best_cached: float,
-) -> list[ReplicaView]:
-    cheapest = min(candidates, key=lambda view: terms[view.id]["total_s"])
-    new_s = _cost(cheapest).prefill_s(request.tokens, best_cached) - _cost(cheapest).c0
-    best = terms[cheapest.id]["total_s"]
-    limit = max(best * TIE, best + new_s / 2)
-    return [view for view in candidates if terms[view.id]["total_s"] <= limit]
+def _levelled(candidates: Candidates) -> Candidates:
+    """With costs that are alike made equal. Answers stay as long as their steps take: a replica's own few say less."""
+    c = candidates
+    c0, c_lin, c_att, c_dec = _level(c.c0), _level(c.c_lin), _level(c.c_att), _level(c.c_dec)
+    step_s = c0 + c_dec * c.decoding
+    stay_s = step_s * _mean(c.stay_s / np.maximum(step_s, 1e-9))
+    return replace(c, c0=c0, c_lin=c_lin, c_att=c_att, c_dec=c_dec, stay_s=stay_s)
 
 
-def _cost(view: ReplicaView) -> CostModel:
-    return view.cost if view.cost.c_lin > 0 and view.cost.max_step_tokens > 0 else NOMINAL
+def _level(values: Floats) -> Floats:
+    half = len(values) // 2
+    median = np.partition(values, half)[half]
+    return np.where((values < median * ALIKE) & (values * ALIKE > median), median, values)
 
 
-def _terms(request: RouteRequest, view: ReplicaView, busy: float, best_cached: float) -> dict[str, float]:
-    cost = _cost(view)
-    cached = view.cached_tokens(request) * view.trust
-    uncached = request.tokens - cached
-    queue_steps = view.queue_tokens / cost.max_step_tokens
-    steps = queue_steps + max(1.0, uncached / cost.max_step_tokens)
-    queue = cost.c_lin * view.queue_tokens + cost.c0 * queue_steps
-    prefill = cost.prefill_s(request.tokens, cached)
-    interference = cost.c_dec * view.decoding * steps
-    eviction = cost.c_lin * BLOCK_SIZE * _evicted_blocks(view, uncached) * view.reuse
-    recompute = cost.c_lin * (best_cached - cached) * busy
-    return {
-        "queue_s": queue,
-        "prefill_s": prefill,
-        "interference_s": interference,
-        "eviction_s": eviction,
-        "recompute_s": recompute,
-        "total_s": queue + prefill + interference + eviction + recompute,
-        "queue_tokens": float(view.queue_tokens),
-        "cached_tokens": cached,
-        "uncached_tokens": uncached,
-        "trust": view.trust,
-    }
+def _mean(values: Floats) -> float:
+    """The same to the last bit in whatever order they come."""
+    return float(np.sort(values).mean())
 
 
-def _free_blocks(view: ReplicaView) -> float:
-    """After the queue ahead has taken its own."""
-    return max(0.0, view.free_blocks - view.queue_tokens / BLOCK_SIZE)
+class _Busy:
+    """The share of the time that each replica has something to prefill, as seen by the requests that come."""
+
+    def __init__(self) -> None:
+        self._ids: tuple[str, ...] = ()
+        self._shares = np.zeros(0)
+        self._weight = 0.0
+        self._at = -math.inf
+
+    def price(self, ids: tuple[str, ...]) -> Floats:
+        """The fleet's, and up to half of it in proportion to each one's own load, as far as enough requests saw it."""
+        shares = self._shares_of(ids)
+        mean = _mean(shares)
+        own = 0.5 * self._weight / (self._weight + ENOUGH)
+        return _price(np.full_like(shares, mean), COMPUTE_LOAD_MAX) * (1 - own + own * shares / max(mean, 1e-9))
+
+    def _shares_of(self, ids: tuple[str, ...]) -> Floats:
+        """Of a replica that wasn't there before, the mean of the others."""
+        if ids == self._ids:
+            return self._shares
+        known = dict(zip(self._ids, self._shares.tolist(), strict=True))
+        mean = _mean(self._shares) if len(known) else 0.0
+        return np.array([known.get(replica, mean) for replica in ids])
+
+    def add(self, ids: tuple[str, ...], busy: Mask, now: float) -> None:
+        shares = self._shares_of(ids)
+        self._weight = 1.0 + self._weight * math.exp((self._at - now) / MEMORY_S)
+        self._ids, self._at = ids, now
+        self._shares = shares + (busy - shares) / self._weight
 
 
-def _evicted_blocks(view: ReplicaView, uncached: float) -> float:
+class _Uses:
+    """How often prefixes have come, of late: bounded, the one that hasn't come for longest is forgotten."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def count(self, key: int, now: float) -> float:
+        count, at = self._counts.get(key, (0.0, now))
+        return count * math.exp((at - now) / MEMORY_S)
+
+    def add(self, key: int, now: float) -> None:
+        self._counts[key] = 1.0 + self.count(key, now), now
+        self._counts.move_to_end(key)
+        if len(self._counts) > PREFIXES_MAX:
+            self._counts.popitem(last=False)
+
+
+def _shared_hash(request: RouteRequest, matched_blocks: Floats) -> int:
+    """Of the last block that somebody has of this prompt."""
+    blocks = min(int(matched_blocks.max()), len(request.hashes))
+    return request.hashes[blocks - 1] if blocks else 0
+
+
+def _kv_s(candidates: Candidates, uncached: Floats, ahead: Ahead) -> Floats:
+    """The request's share of the KV, for as long as it stays, at its price."""
+    c = candidates
+    total = np.maximum(1.0, c.total_blocks)
+    own = uncached / BLOCK_SIZE / total
+    load = (c.active_blocks + (ahead.tokens + uncached) / BLOCK_SIZE) / total
+    return np.where(c.total_blocks > 0, c.stay_s * own * _price(load, KV_LOAD_MAX), 0.0)
+
+
+def _price(load: Floats, most: float) -> Floats:
+    bounded: Floats = np.minimum(load, most)
+    return bounded / (1 - bounded)
+
+
+def _place(request: RouteRequest, candidates: Candidates, total: Floats, computing_s: Floats, new_s: Floats) -> int:
+    """Of those that are about the cheapest the roomiest; of several the same one at all gateways.
+
+    Where there is room, and computing anew what another has costs less than half of what is new to all, that is about
+    as cheap: the choice is where those will go that come with the same context, so contexts spread.
+    """
+    cheapest = int(total.argmin())
+    slack = NEAR * new_s[cheapest]
+    waste = np.maximum(0.0, computing_s - computing_s[cheapest])
+    waits_no_longer = total - waste <= total[cheapest] + slack
+    free = np.maximum(0.0, candidates.free_blocks - candidates.size_tokens.sum(axis=0) / BLOCK_SIZE)
+    near = (total <= total[cheapest] + slack) | (
+        (free >= len(request.hashes)) & waits_no_longer & (waste <= new_s[cheapest] / 2)
+    )
+    free = np.where(near, free, -1.0)
+    tied = near & (free == free.max())
+    if np.count_nonzero(tied) == 1:
+        return int(tied.argmax())
+    return candidates.rendezvous(branch_hash(request, candidates), tied)
+
+
+def _evicted_blocks(candidates: Candidates, uncached: Floats) -> Floats:
     """Blocks that must go for this prompt's new ones."""
-    return max(0.0, uncached / BLOCK_SIZE - _free_blocks(view)) if view.total_blocks else 0.0
+    free = np.maximum(0.0, candidates.free_blocks - candidates.queue_tokens / BLOCK_SIZE)
+    return np.where(candidates.total_blocks > 0, np.maximum(0.0, uncached / BLOCK_SIZE - free), 0.0)

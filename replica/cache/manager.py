@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from replica.cache.block_pool import BlockPool, Owner
+from replica.cache.eviction.registry import EVICTIONS
 from replica.cache.radix import Node, RadixTree
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.sequence import Sequence
@@ -58,9 +59,10 @@ class KVCache(Protocol):
 
 
 class CacheManager:
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, eviction: str = "lru") -> None:
+        """`eviction` is a name in replica/cache/eviction/registry.py."""
         self._pool = BlockPool(num_pages)
-        self._tree = RadixTree()
+        self._tree = RadixTree(EVICTIONS[eviction](num_pages))
         self._added: set[int] = set()
         self._removed: set[int] = set()
 
@@ -124,7 +126,7 @@ class CacheManager:
             # Another sequence computed the same block meanwhile: point at the tree's page first, then free our own.
             sequence.pages[index] = node.page
             self._pool.free_from_sequence([page])
-        self._tree.lock_child(node)
+            self._tree.lock_child(node)
         sequence.node = node
         sequence.num_tree_pages = index + 1
 

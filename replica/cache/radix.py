@@ -5,13 +5,14 @@ so a hash collision can't hand out wrong KV. Each namespace (tenant salt, adapte
 with its last node and last user: a tenant that is seen once leaves nothing behind.
 
 A node's `locks` counts the live sequences whose path runs through it; a node without locks has no locked descendants
-and may be evicted once it is a leaf. Leaves go least recently used first, from a heap whose stale entries are skipped.
+and may be evicted once it is a leaf. Which leaf goes first is an eviction policy's to say.
 """
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from replica.cache.eviction.base import Eviction
+from replica.cache.eviction.learned import Cell
 from replica.protocol.hashing import BLOCK_SIZE, child_hash
 
 _BLOCK_BYTES = 4 * BLOCK_SIZE
@@ -28,17 +29,24 @@ class Node:
     in_tree: bool = True
     locks: int = 0
     last_used: int = 0
+    uses: int = 1
+    """Admissions that took this page, and the computing of it."""
+    cell: Cell | None = None
+    """Where the policy `learned` keeps it."""
     children: dict[bytes, "Node"] = field(default_factory=dict)
+
+    @property
+    def evictable(self) -> bool:
+        return self.locks == 0 and not self.children and self.in_tree
 
 
 class RadixTree:
     """Knows pages by number only; who owns them is the caller's to keep (see CacheManager)."""
 
-    def __init__(self) -> None:
+    def __init__(self, eviction: Eviction) -> None:
         self._roots: dict[int, Node] = {}
-        self._heap: list[tuple[int, int, int, Node]] = []
+        self._eviction = eviction
         self._tick = 0
-        self._heap_entries = 0
         self._num_nodes = 0
         self._num_unlocked = 0
 
@@ -93,14 +101,15 @@ class RadixTree:
         return node
 
     def insert(self, parent: Node, key: bytes, page: int) -> Node:
-        """Adds a page below `parent`, unlocked. The caller has looked and found no such child."""
+        """Extends a sequence's locked path, which ends at `parent`, by a new page. The caller has looked and found no
+        such child."""
         assert parent.in_tree and key not in parent.children
         node = Node(parent, key, page, child_hash(parent.hash, key), parent.depth + 1)
         parent.children[key] = node
+        node.locks = 1
         self._num_nodes += 1
-        self._num_unlocked += 1
         self._touch(node)
-        self._offer(node)
+        self._eviction.added(node)
         return node
 
     def lock(self, node: Node) -> None:
@@ -110,11 +119,13 @@ class RadixTree:
         while step.parent is not None:
             self._lock_one(step)
             step.last_used = self._tick
+            step.uses += 1
+            self._eviction.reused(step)
             step = step.parent
         step.locks += 1
 
     def lock_child(self, child: Node) -> None:
-        """Extends a sequence's locked path by one node, which is a child of its end."""
+        """Extends a sequence's locked path by a node that is there, a child of its end."""
         self._lock_one(child)
         self._touch(child)
 
@@ -127,6 +138,7 @@ class RadixTree:
             assert step.locks >= 0
             if step.locks == 0:
                 self._num_unlocked += 1
+                self._eviction.released(step)
                 self._offer(step)
             step = step.parent
         step.locks -= 1
@@ -134,14 +146,11 @@ class RadixTree:
         self._drop_if_unused(step)
 
     def evict(self) -> Node | None:
-        """Removes the least recently used unlocked leaf and returns it, or None where all is locked."""
-        while self._heap:
-            last_used, _, _, node = heapq.heappop(self._heap)
-            if node.last_used != last_used or not _evictable(node):
-                continue
+        """Removes the unlocked leaf that the policy names and returns it, or None where all is locked."""
+        node = self._eviction.pop()
+        if node is not None:
             self._remove(node)
-            return node
-        return None
+        return node
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots, parents first."""
@@ -152,9 +161,9 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where links, counts or the heap don't fit what is there."""
+        """Raises AssertionError where links, counts or the policy's leaves don't fit what is there."""
         nodes = list(self.nodes())
-        findable = {id(entry[3]) for entry in self._heap if entry[0] == entry[3].last_used}
+        findable = {id(node) for node in self._eviction.candidates()}
         unlocked = 0
         for node in nodes:
             if node.children:
@@ -180,19 +189,8 @@ class RadixTree:
         node.last_used = self._tick
 
     def _offer(self, node: Node) -> None:
-        """Puts a node that can be evicted now on the heap; of those used at the same tick the deepest goes first."""
-        if _evictable(node):
-            self._heap_entries += 1
-            heapq.heappush(self._heap, (node.last_used, -node.depth, self._heap_entries, node))
-            if len(self._heap) > 64 + 4 * self._num_nodes:
-                self._drop_stale_entries()
-
-    def _drop_stale_entries(self) -> None:
-        newest = {
-            id(entry[3]): entry for entry in self._heap if entry[0] == entry[3].last_used and _evictable(entry[3])
-        }
-        self._heap = list(newest.values())
-        heapq.heapify(self._heap)
+        if node.evictable:
+            self._eviction.offer(node)
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
@@ -218,7 +216,3 @@ def _check_children(node: Node) -> None:
         assert child.parent is node and child.key == key and child.depth == node.depth + 1
         locks += child.locks
     assert node.locks >= locks, "a user of a node is no user of its parent"
-
-
-def _evictable(node: Node) -> bool:
-    return node.locks == 0 and not node.children and node.in_tree

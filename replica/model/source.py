@@ -18,11 +18,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("RYOKAN_CACHE") or Path.home() / ".cache" / "ryokan")
 
 
-def resolve_model(name: str) -> tuple[Path, str]:
+def resolve_model(name: str, with_weights: bool = True) -> tuple[Path, str]:
     """The folder of a model, and the name to serve it under.
 
     `name` is the default model's name, a local folder, or a name on the Hugging Face hub (fetched once, then read from
-    its cache). Raises ModelFolderError.
+    its cache; without weights only what text needs). Raises ModelFolderError.
     """
     if name == DEFAULT_MODEL:
         return default_model_folder(), DEFAULT_MODEL
@@ -31,7 +31,7 @@ def resolve_model(name: str) -> tuple[Path, str]:
         return folder.resolve(), folder.resolve().name
     if not _is_hub_name(name):
         raise ModelFolderError(f"no model {name!r}: it is no folder, no hub name (owner/name), nor {DEFAULT_MODEL}")
-    return _from_hub(name), name
+    return _from_hub(name, with_weights), name
 
 
 def takes_time(name: str) -> bool:
@@ -87,12 +87,13 @@ def _convert_once(source: Path, folder: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        patterns = ["*.json", "*.jinja", *(["*.safetensors"] if with_weights else [])]
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ModelFolderError(f"the model {name!r} can't be fetched from the hub: {first_line}") from error

@@ -138,7 +138,19 @@ class GenerateRequest(Strict):
         raise NotImplementedError
 
 
-class ChatRequest(GenerateRequest):
+class RouterAdditions(Strict):
+    """What the routers of SGLang and vLLM write into every chat request that they pass on, whatever the client sent:
+    taken at the value that changes nothing."""
+
+    no_stop_trim: Literal[False] = False
+    continue_final_message: Literal[False] = False
+    separate_reasoning: Literal[True] = True
+    stream_reasoning: Literal[True] = True
+    include_reasoning: Literal[True] = True
+    return_hidden_states: Literal[False] = False
+
+
+class ChatRequest(GenerateRequest, RouterAdditions):
     messages: list[ChatMessage] = Field(default=[])
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)

@@ -2,13 +2,14 @@
 
 Keys of a fleet share one hash slot. A stream carries every replica's deltas and state changes; a snapshot key per
 replica holds all its block hashes as of a sequence number; a heartbeat key with a TTL holds address, state, load and
-cost model; a set names all replicas that ever beat, so that gateways need no key scan.
+cost model; a set names all replicas that ever beat, so that gateways need no key scan. Gateways have a stream of their
+own (intents.py).
 """
 
 import re
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from enum import StrEnum
@@ -18,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from replica.protocol.hashing import BLOCK_SIZE
 from replica.protocol.shape import (
     RecordError as RecordError,
 )
@@ -48,7 +50,11 @@ REPLICAS_MAX = 10_000
 SNAPSHOT_TTL_S = 60.0
 """Renewed by each heartbeat. A replica that Redis hasn't heard from for so long writes a new one when it is back."""
 FLEET_TTL_S = 3600.0
-"""Of the stream and the set of names, renewed by each heartbeat: an hour after the last replica nothing is left."""
+"""Of the stream and the set of names, renewed by each heartbeat: an hour after the last replica nothing is left, nor of
+the gateways' stream an hour after the last gateway."""
+
+Hashes = Sequence[int] | bytes
+"""Block hashes: as numbers (quickest in an `array("Q")`), or as bytes, packed as they are in Redis."""
 
 StreamFields = dict[Any, Any]
 """Names and values of a stream entry; the redis client's own type for them is wider than ours and invariant."""
@@ -82,6 +88,11 @@ class Keys:
         return f"ryokan:{{{self.fleet}}}:stream"
 
     @property
+    def intents(self) -> str:
+        """The gateways' own stream."""
+        return f"ryokan:{{{self.fleet}}}:intents"
+
+    @property
     def replicas(self) -> str:
         return f"ryokan:{{{self.fleet}}}:replicas"
 
@@ -101,31 +112,45 @@ class ReplicaState(StrEnum):
     DRAINING = "draining"
 
 
-def pack_hashes(hashes: Iterable[int]) -> bytes:
+def pack_hashes(hashes: Iterable[int] | bytes) -> bytes:
     """Block hashes as little-endian u64, 8 bytes each."""
+    if isinstance(hashes, bytes):
+        return hashes
     packed = array("Q", hashes)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
 
 
-def unpack_hashes(data: bytes) -> tuple[int, ...]:
+def unpack_hashes(hashes: Hashes) -> Sequence[int]:
     """Raises RecordError."""
-    if len(data) % 8:
-        raise RecordError(f"packed hashes: {len(data)} bytes is no multiple of 8")
-    packed = array("Q", data)
+    if not isinstance(hashes, bytes):
+        return hashes
+    packed = array("Q", check_packed(hashes))
     if sys.byteorder == "big":
         packed.byteswap()
-    return tuple(packed)
+    return packed
+
+
+def check_packed(data: bytes) -> bytes:
+    """They stay packed up to the index: as numbers they would take the event loop's time. Raises RecordError."""
+    if len(data) % 8:
+        raise RecordError(f"packed hashes: {len(data)} bytes is no multiple of 8")
+    return data
 
 
 def xor_root(hashes: Iterable[int]) -> int:
     return reduce(xor, hashes, 0)
 
 
+def count_and_root(hashes: Hashes) -> tuple[int, int]:
+    numbers = unpack_hashes(hashes)
+    return len(numbers), xor_root(numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One step of a replica's cache: the state after it is checked by `count` and `root` (XOR of all hashes held).
+    """One step of a replica's cache: the index checks the state after it by `count` and `root`, the XOR of all hashes.
 
     `seq` counts a replica's deltas within an epoch, from 1. An epoch is random and new at each engine start and cache
     reset; delta 1 of an epoch starts from an empty cache.
@@ -134,8 +159,8 @@ class Delta:
     replica: str
     epoch: str
     seq: int
-    added: tuple[int, ...]
-    removed: tuple[int, ...]
+    added: Hashes
+    removed: Hashes
     count: int
     root: int
 
@@ -178,8 +203,8 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> Delta | StateChange:
         replica=replica,
         epoch=_check_epoch(entry_text(fields, b"epoch")),
         seq=entry_integer(fields, b"seq"),
-        added=unpack_hashes(fields.get(b"added", b"?")),
-        removed=unpack_hashes(fields.get(b"removed", b"?")),
+        added=check_packed(fields.get(b"added", b"?")),
+        removed=check_packed(fields.get(b"removed", b"?")),
         count=entry_integer(fields, b"count"),
         root=entry_integer(fields, b"root", high=_U64_MAX),
     )
@@ -192,36 +217,46 @@ class Snapshot:
     epoch: str
     seq: int
     stream_id: str
-    hashes: tuple[int, ...]
-
-    @property
-    def root(self) -> int:
-        return xor_root(self.hashes)
+    hashes: Hashes
+    claimed: tuple[int, int] | None = None
+    """Count and root, as the replica says; the index checks them."""
 
     def encode(self) -> bytes:
+        count, root = self.claimed or count_and_root(self.hashes)
         head = {
             "epoch": self.epoch,
             "seq": self.seq,
             "stream_id": self.stream_id,
-            "count": len(self.hashes),
-            "root": str(self.root),
+            "count": count,
+            "root": str(root),
         }
         return orjson.dumps(head) + b"\n" + pack_hashes(self.hashes)
 
     @classmethod
-    def decode(cls, data: bytes) -> "Snapshot":
-        """Raises RecordError, also where the hashes don't give the count and root that were written with them."""
-        head, _, packed = data.partition(b"\n")
+    def decode(cls, head: bytes, packed: bytes) -> "Snapshot":
+        """`head` as in `split_snapshot`, without a signature. Raises RecordError."""
         fields = json_object(head)
-        snapshot = cls(
+        return cls(
             epoch=_check_epoch(text(fields, "epoch")),
             seq=integer(fields, "seq"),
             stream_id=text(fields, "stream_id", 64),
-            hashes=unpack_hashes(packed),
+            hashes=check_packed(packed),
+            claimed=(integer(fields, "count"), _root(text(fields, "root", 20))),
         )
-        if integer(fields, "count") != len(snapshot.hashes) or text(fields, "root") != str(snapshot.root):
-            raise RecordError("snapshot: the hashes don't give its count and root")
-        return snapshot
+
+
+def _root(digits: str) -> int:
+    """Raises RecordError. It is text in the JSON, since not every reader's numbers have 64 bits."""
+    if not (digits.isascii() and digits.isdigit()) or (root := int(digits)) > _U64_MAX:
+        raise RecordError(f"root is no whole number up to {_U64_MAX}")
+    return root
+
+
+def split_snapshot(value: bytes) -> tuple[bytes, bytes]:
+    """The head, signed or not, with the end of its line; and the packed hashes."""
+    sealed, head = _snapshot_head(value)
+    at = min(len(value), sealed + len(head) + 1)
+    return value[:at], value[at:]
 
 
 def check_snapshot_size(start: bytes, size: int) -> None:
@@ -315,9 +350,18 @@ class Heartbeat:
     milliseconds of its clock at its start, so that mostly an earlier process's are lower."""
     template_fingerprint: str = ""
     """Of the chat template."""
+    order: str = ""
+    """In which it prefills: `shortest`, `lpm` or `fcfs`; empty: unknown."""
+    max_running: int = 0
+    """Sequences that it computes at a time; 0: unknown."""
+    load_age_s: float = 0.0
+    """How old `load` was when this was sent."""
     canary_plain: str = ""
     """See canary.py."""
     canary_chat: str = ""
+    reuse_tokens: int = BLOCK_SIZE
+    """An adopted engine may reuse only whole blocks of its own, of so many tokens, whatever `block_size` it is told of
+    in."""
 
     def encode(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -346,8 +390,12 @@ class Heartbeat:
             cost=CostModel.decode(as_object(fields.get("cost"), "cost")),
             load=Load.decode(as_object(fields.get("load"), "load")),
             template_fingerprint=text(fields, "template_fingerprint", default=""),
+            order=text(fields, "order", default=""),
+            max_running=integer(fields, "max_running", default=0),
+            load_age_s=seconds(fields, "load_age_s") if "load_age_s" in fields else 0.0,
             canary_plain=text(fields, "canary_plain", default=""),
             canary_chat=text(fields, "canary_chat", default=""),
             seq=integer(fields, "seq", default=0),
             beats=integer(fields, "beats", default=0),
+            reuse_tokens=integer(fields, "reuse_tokens", low=1, default=BLOCK_SIZE),
         )

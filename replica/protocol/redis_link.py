@@ -41,6 +41,8 @@ ASK_S = 1.0
 """For a sentinel or a node of a cluster to say who has the keys."""
 VERIFY_PERIOD_S = 1.0
 """Between two questions to a sentinel, to each in turn, whether our master is still theirs."""
+REPLIES_AT_ONCE = 20
+"""Of a pipeline: 0.2 ms."""
 REPEAT_S = 60.0
 REASONS_MAX = 100
 VERIFY_S = 0.3
@@ -71,6 +73,13 @@ def explain(error: BaseException) -> str:
         if isinstance(error, kind):
             return f"{meaning}: {said}"
     return said
+
+
+def being_cancelled() -> bool:
+    """NOTE: up to Python 3.11 `asyncio.wait_for`, in the Redis client, swallows a cancellation that comes just as a
+    reply does, so the exception alone can't be relied on."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Complaints:
@@ -224,15 +233,25 @@ def _first_reason(answers: Sequence[object]) -> str:
 
 class _Once(AbstractConnection):
     """A connection that is lost stays lost. The library would make another and say nothing, and what was published
-    meanwhile, or the server that it was told to, would be missed."""
+    meanwhile, or the server that it was told to, would be missed.
+
+    And it lets others have the event loop between a pipeline's replies: the library takes those that are there already
+    in one go."""
 
     _connected = False
+    _replies = 0
 
     async def _connect(self) -> None:
         if self._connected:
             raise RedisConnectionError("the connection was lost")
         await super()._connect()  # type: ignore[no-untyped-call,safe-super]
         self._connected = True
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        self._replies += 1
+        if self._replies % REPLIES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        return await super().read_response(*args, **options)
 
 
 class _Tcp(_Once, Connection): ...

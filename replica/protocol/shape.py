@@ -13,7 +13,8 @@ _DIGITS = re.compile(rb"[0-9]{1,20}")
 
 
 class RecordError(ValueError):
-    """A record in Redis isn't to be used. `reason` is for the metric: shape, size, id, address, signature or replay."""
+    """A record in Redis isn't to be used. `reason` is for the metric: shape, size, id, address, signature,
+    replay or root."""
 
     def __init__(self, message: str, reason: str = "shape") -> None:
         super().__init__(message)

@@ -63,14 +63,14 @@ class Signer:
         """A value for the key `place`."""
         return data if self.key is None else _SEALED + self._signature(self.key, place, data) + data
 
-    def unseal(self, place: str, value: bytes) -> bytes:
-        """What was sealed. Raises RecordError."""
+    def unseal(self, place: str, value: bytes, rest: bytes = b"") -> bytes:
+        """What was sealed, but for its `rest`, if that was read apart. Raises RecordError."""
         sealed = value.startswith(_SEALED)
         data = value[SEAL_BYTES:] if sealed else value
         if self.key is not None:
             if not sealed:
                 raise RecordError("it isn't signed", "signature")
-            self._check(self.key, place, data, value[1:SEAL_BYTES])
+            self._check(value[1:SEAL_BYTES], self._signature(self.key, place, data, rest))
         return data
 
     def sign_entry(self, stream: str, fields: Fields) -> Fields:
@@ -87,19 +87,21 @@ class Signer:
         if signature is None:
             raise RecordError("it isn't signed", "signature")
         unsigned = {name: value for name, value in fields.items() if name != ENTRY_FIELD}
-        self._check(self.key, stream, _canonical(unsigned), signature)
+        self._check(signature, self._signature(self.key, stream, _canonical(unsigned)))
 
-    def _check(self, key: bytes, place: str, data: bytes, signature: bytes) -> None:
-        if not hmac.compare_digest(signature, self._signature(key, place, data)):
+    @staticmethod
+    def _check(signature: bytes, right: bytes) -> None:
+        if not hmac.compare_digest(signature, right):
             raise RecordError("its signature is wrong", "signature")
 
     @staticmethod
-    def _signature(key: bytes, place: str, data: bytes) -> bytes:
+    def _signature(key: bytes, place: str, *data: bytes) -> bytes:
         mac = hashlib.blake2b(key=key, digest_size=SIGNATURE_BYTES, person=_PERSON)
         where = place.encode()
         mac.update(len(where).to_bytes(4, "little"))
         mac.update(where)
-        mac.update(data)
+        for part in data:
+            mac.update(part)
         return mac.digest()
 
 

@@ -1,6 +1,6 @@
 """The endpoints /tokenize and /detokenize, the same on gateways and replicas; the shapes are vLLM's."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,8 @@ class TokenizeRequest(Strict):
     """Those that the tokenizer itself adds: by default to a prompt, and not to messages, whose template writes them."""
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    continue_final_message: Literal[False] = False
+    """Written by vLLM's router."""
 
     @model_validator(mode="after")
     def _has_one_text(self) -> "TokenizeRequest":

@@ -47,7 +47,7 @@ class Setup:
             assert response.status == 200, await response.text()
             assert response.content_type == "text/event-stream"
             *events, last = (await response.text()).removesuffix("\n\n").split("\n\n")
-        assert last == "data: [DONE]"
+        assert last.endswith("data: [DONE]")
         return [orjson.loads(event.removeprefix("data: ")) for event in events]
 
 
@@ -143,6 +143,14 @@ async def test_usage_in_a_stream_where_the_client_asks(setup: Setup) -> None:
     assert not any("usage" in event for event in events[:-1])
     options = {"include_usage": True, "continuous_usage_stats": True}
     assert all("usage" in event for event in await setup.events(stream_options=options))
+
+
+async def test_a_stream_tells_delivered_tokens_at_its_end(setup: Setup) -> None:
+    async with await setup.post(stream=True) as response:
+        assert "x-ryokan-delivered-tokens" not in response.headers
+        assert (await response.text()).endswith("\n\n: delivered-tokens=0\ndata: [DONE]\n\n")
+    async with await setup.post(stream=True) as response:
+        assert (await response.text()).endswith("\n\n: delivered-tokens=32\ndata: [DONE]\n\n")
 
 
 async def test_a_completion_streamed(setup: Setup) -> None:
@@ -282,6 +290,12 @@ async def test_an_engine_that_doesnt_report_cached_tokens(setup: Setup) -> None:
         assert response.headers["x-ryokan-delivered-tokens"] == "0"
 
 
+async def test_a_stream_of_an_engine_that_doesnt_report_tells_nothing(setup: Setup) -> None:
+    setup.engine.reports_cached = False
+    async with await setup.post(stream=True) as response:
+        assert (await response.text()).endswith("}\n\ndata: [DONE]\n\n")
+
+
 async def test_what_is_pending_is_what_the_mirror_doesnt_have(setup: Setup) -> None:
     from adopt.events import Stored
 
@@ -291,6 +305,7 @@ async def test_what_is_pending_is_what_the_mirror_doesnt_have(setup: Setup) -> N
     await until(lambda: setup.engine.requests)
     load = setup.adapter.heartbeat("epoch").load
     assert (load.pending_tokens, load.waiting) == (18, 1)
+    assert setup.adapter.heartbeat("epoch").reuse_tokens == 32
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await until(lambda: not setup.adapter.traffic.requests)

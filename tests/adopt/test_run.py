@@ -91,11 +91,11 @@ async def adopted(engine: FakeEngine, folder: Path, redis_url: str, log: Path) -
             assert await asyncio.to_thread(process.stop) == 0, process.said
 
 
+@pytest.mark.parametrize("block_size", [16, 32, 48])
 async def test_an_adopted_engine_is_routed_to_with_credit(
-    engine: FakeEngine, folder: Path, valkey: ValkeyServer, tmp_path: Path
+    engine: FakeEngine, folder: Path, valkey: ValkeyServer, tmp_path: Path, block_size: int
 ) -> None:
-    # With larger blocks a gateway expects for some seconds that the engine also keeps what doesn't fill one.
-    engine.block_size = 16
+    engine.block_size = block_size
     async with adopted(engine, folder, valkey.connection_url, tmp_path) as subject:
         first = await subject.ask()
         assert first.status == 200
@@ -103,12 +103,19 @@ async def test_an_adopted_engine_is_routed_to_with_credit(
         assert first.headers["x-ryokan-replica"] == "a1"
         assert (first.headers["x-ryokan-cached-tokens"], first.headers["x-ryokan-delivered-tokens"]) == ("0", "0")
         tokens = len(engine.requests[0]["prompt"])
-        await until(lambda: subject.indexed == tokens // 16)
+        await until(lambda: subject.indexed == tokens // block_size * block_size // 16)
+        await until(lambda: subject.gateway.app[FLEET].heartbeat("a1").reuse_tokens == block_size)
         second = await subject.ask()
-        expected = str((tokens - 1) // 16 * 16)
+        expected = str((tokens - 1) // block_size * block_size)
         assert second.headers["x-ryokan-cached-tokens"] == second.headers["x-ryokan-delivered-tokens"] == expected
         streamed = await subject.ask(stream=True)
-        assert (await streamed.text()).endswith("data: [DONE]\n\n")
+        text = await streamed.text()
+        assert text.endswith("}\n\ndata: [DONE]\n\n")
+        assert "x-ryokan-delivered-tokens" not in streamed.headers
+        async with subject.gateway.http.get(
+            f"{subject.gateway.url}/route/explain/{streamed.headers['x-request-id']}"
+        ) as response:
+            assert (await response.json())["delivered_cached_tokens"] == int(expected)
 
 
 async def test_a_reset_cache_is_an_empty_one(

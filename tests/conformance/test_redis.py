@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.wire import Wire as GatewayWire
+from replica.protocol.intents import Intents
 from replica.protocol.records import HEARTBEAT_TTL_S
 from replica.protocol.redis_url import parse_redis_url, without_secret
 from replica.publisher import IdTaken, RedisUnreachable, check_id_is_free
@@ -19,6 +20,7 @@ from tests.redis_servers import PROGRAMS, VALKEY, Program, Server, free_port, ru
 REPLICA_RULES = "~ryokan:{default}:* +ping +select +xadd +set +getrange +del +exists +sadd +srem +srandmember +pexpire"
 GATEWAY_RULES = (
     "~ryokan:{default}:* +ping +select +xread +xrange +xinfo|stream +srandmember +getrange +strlen +pttl +exists +set"
+    " +xadd +pexpire"
 )
 
 
@@ -91,6 +93,8 @@ async def test_users_need_no_more_rights_than_these(server: Server, warnings: Ca
         made.publisher.cache_replaced()
         made.held.clear()
         await made.follows(2)
+        async with GatewayWire(parse_redis_url(f"redis://gateway:geheim2@{server.address}"), KEYS) as wire:
+            await wire.add(Intents("g1").encode())
     assert not warnings("geheim")
     assert not warnings("may not")
 
@@ -159,6 +163,47 @@ async def test_a_key_of_another_type_is_said_and_mended_when_gone(
     assert "a key of ours holds something else" in warnings("lost Redis")[0]
     assert "a key of ours holds something else" in warnings("can't publish")[0]
     assert len(warnings("can't publish")) == 1
+
+
+async def test_the_gateways_stream_under_another_type_or_without_a_right_is_said_once_and_harms_no_digest(
+    server: Server, warnings: Callable[[str], list[str]]
+) -> None:
+    client, heard = server.client(), list[Intents]()
+    client.execute_command("ACL", "SETUSER", "g", "on", ">geheim", *GATEWAY_RULES.split())
+    client.lpush(KEYS.intents, "x")
+    async with rig(server.url, f"redis://g:geheim@{server.address}", on_intents=heard.append) as made:
+        for number in range(3):
+            await made.follows(number)
+            await asyncio.sleep(0.3)
+        assert len(warnings("can't hear where other gateways send requests: a key of ours holds something else")) == 1
+        client.delete(KEYS.intents)
+        async with GatewayWire(parse_redis_url(server.url), KEYS) as wire:
+
+            async def is_heard() -> None:
+                heard.clear()
+                async with asyncio.timeout(8):
+                    while not heard:
+                        await wire.add(Intents("g1").encode())
+                        await asyncio.sleep(0.02)
+
+            await is_heard()
+            # While it's being read.
+            pipeline = client.pipeline()
+            pipeline.delete(KEYS.intents)
+            pipeline.lpush(KEYS.intents, "x")
+            pipeline.execute()
+            await made.follows(10)
+            client.delete(KEYS.intents)
+            await is_heard()
+            client.execute_command("ACL", "SETUSER", "g", "resetkeys", "~" + KEYS.stream, "~" + KEYS.replicas, "~*:r0")
+            await made.follows(11)
+            await eventually(lambda: len(warnings("can't hear where other gateways send requests: the user may")) == 1)
+            await made.follows(12)
+            client.execute_command("ACL", "SETUSER", "g", "~*")
+            await is_heard()
+        assert made.seen.resyncs == {"join": 1}
+    assert not warnings("lost Redis")
+    assert len(warnings("can't hear")) == 2
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "heartbeat"])

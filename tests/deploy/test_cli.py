@@ -10,7 +10,21 @@ from tests.processes import run_command
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["up"], ["compare"], ["gateway"], ["replica"], ["adopt"], ["bench", "engine"], ["bench", "index"]],
+    [
+        [],
+        ["up"],
+        ["compare"],
+        ["replay"],
+        ["simulate"],
+        ["gateway"],
+        ["replica"],
+        ["profile"],
+        ["adopt"],
+        ["bench", "engine"],
+        ["bench", "index"],
+        ["bench", "routing"],
+        ["bench", "peers"],
+    ],
 )
 def test_help_reads_well(arguments: list[str]) -> None:
     ended = run_command("deploy.cli", *arguments, "--help")
@@ -25,12 +39,19 @@ def test_help_reads_well(arguments: list[str]) -> None:
         (["up", "--replica", "2"], "No such option"),
         (["up", "--replicas", "0"], "--replicas"),
         (["nonsense"], "nonsense"),
+        (["up", "--engine", "timing"], "profile"),
+        (["up", "--profile", "cpu"], "profile"),
+        (["profile", "--url", "http://127.0.0.1:1", "-o", "/tmp/profile.json"], "127.0.0.1:1"),
         (["up", "--model", "no-such-model"], "no-such-model"),
         (["compare", "--gateway", "http://127.0.0.1:1"], "127.0.0.1:1"),
+        (["replay", "--trace", "no-such-trace"], "no-such-trace"),
+        (["simulate", "--trace", "no-such-trace"], "no-such-trace"),
+        (["simulate", "--like", "http://127.0.0.1:1"], "--like: can't reach"),
         (["replica", "--redis-url", "redis://127.0.0.1:1"], "Redis at redis://127.0.0.1:1"),
         (["gateway", "--redis-url", "redis://127.0.0.1:1"], "127.0.0.1:1"),
         (["gateway", "--redis-url", "redis://127.0.0.1:1", "--policy", "best"], "best"),
         (["bench", "engine", "--rounds", "0"], "--rounds"),
+        (["bench", "routing", "--decisions", "1"], "--decisions"),
         (["bench", "engine", "--only", "prefil"], "prefil"),
         (["bench", "engine", "--vllm-python", "/nowhere"], "--vllm-python"),
         (["bench", "engine", "--llama-python", "/nowhere"], "--llama-python"),

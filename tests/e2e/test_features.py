@@ -1,7 +1,7 @@
 """Each feature of generation once through a gateway: two replicas on the tiny model, everything else as in life."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +12,29 @@ import pytest
 from replica.protocol.text import ModelText
 from tests.processes import Process
 from tests.tiny_model import CONTEXT, VOCAB
-from tests.tool_model import TIME, WEATHER, write_tool_model
+from tests.tool_model import TIME, WEATHER
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 BASE: dict[str, Any] = {"model": "tiny", "seed": 5, "max_tokens": 16}
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tool_model(tiny_folder, tmp_path_factory.mktemp("tools") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def text(folder: Path) -> ModelText:
-    return ModelText.load(folder, "tiny")
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    command = ["deploy.cli", "up", "--model", str(folder), "--replicas", "2", "--port", "0", "--kv-memory-gib", "0.05"]
+def url(tool_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    command = [
+        "deploy.cli",
+        "up",
+        "--model",
+        str(tool_folder),
+        "--replicas",
+        "2",
+        "--port",
+        "0",
+        "--kv-memory-gib",
+        "0.05",
+    ]
     process = Process(command, tmp_path_factory.mktemp("fleet") / "log")
     yield process.wait_for(r"gateway +(http\S+)", timeout_s=120)
     assert process.stop() == 0
-
-
-@pytest.fixture
-async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(url) as session:
-        yield session
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 async def post(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, Any, Any]:
@@ -79,8 +68,8 @@ async def test_choices_join_to_the_same_answers(client: openai.AsyncOpenAI) -> N
 
 
 @pytest.mark.parametrize("prompt", ["A text, <|end|>special| and 日本語.", [70, 71, 72]])
-async def test_the_prompt_is_echoed(client: openai.AsyncOpenAI, text: ModelText, prompt: Any) -> None:
-    expected = prompt if isinstance(prompt, str) else text.decode(prompt)
+async def test_the_prompt_is_echoed(client: openai.AsyncOpenAI, tool_text: ModelText, prompt: Any) -> None:
+    expected = prompt if isinstance(prompt, str) else tool_text.decode(prompt)
     arguments = BASE | {"prompt": prompt, "echo": True}
     whole = await client.completions.create(**arguments, logprobs=1)
     assert whole.choices[0].text.startswith(expected)
@@ -102,10 +91,14 @@ async def test_a_scored_prompt_is_expected_to_find_nothing_in_the_cache(http: ai
         assert cached(value) == predicted == tokens
 
 
-async def test_tools_are_part_of_the_prompt_that_is_routed_by(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_tools_are_part_of_the_prompt_that_is_routed_by(
+    http: aiohttp.ClientSession, tool_text: ModelText
+) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER, TIME], "return_token_ids": True, "max_tokens": 1}
     first, _ = await complete(http, **body)
-    ids = text.encode_chat(text.render(MESSAGES, [WEATHER, {"type": "function", "function": {"name": "time"}}]))
+    ids = tool_text.encode_chat(
+        tool_text.render(MESSAGES, [WEATHER, {"type": "function", "function": {"name": "time"}}])
+    )
     assert first["prompt_token_ids"] == ids
     again, predicted = await complete(http, **body)
     assert cached(again) == predicted == (len(ids) - 1) // 16 * 16
@@ -137,12 +130,12 @@ async def test_salts_share_nothing_and_route_by_their_own_blocks(http: aiohttp.C
         assert [predicted for _, predicted in seen] == [0, 128]
 
 
-async def test_answers_are_shaped_and_told_about(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_answers_are_shaped_and_told_about(http: aiohttp.ClientSession, tool_text: ModelText) -> None:
     body = {"prompt": "x", "regex": "[ab]{5}", "logprobs": 2, "return_token_ids": True, "priority": -1}
     value, _ = await complete(http, **body)
     [choice] = value["choices"]
     assert len(choice["text"]) == 5 and set(choice["text"]) <= set("ab")
-    assert text.decode(choice["token_ids"]) == choice["text"]
+    assert tool_text.decode(choice["token_ids"]) == choice["text"]
     assert len(choice["logprobs"]["tokens"]) == 5
     greedy = {"prompt": "x", "temperature": 0, "ignore_eos": True}
     whole, _ = await complete(http, **greedy)

@@ -1,6 +1,7 @@
 """The gateway as a whole: real sockets, a real Valkey, replicas that misbehave."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import FLEET, INDEX
+from gateway.keys import FLEET, INDEX, TRACES
 from tests.gateway.fakes import (
     Behaviour,
     FakeReplica,
@@ -68,6 +69,12 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return error
 
 
+async def explain(stack: Stack, response: aiohttp.ClientResponse) -> Any:
+    explained = await stack.http.get(f"{stack.url}/route/explain/{response.headers['x-request-id']}")
+    assert explained.status == 200
+    return await explained.json()
+
+
 async def test_an_answer_passes_through_with_the_gateway_s_headers(config: GatewayConfig) -> None:
     async with fleet(config, answers) as stack:
         response = await stack.chat(max_tokens=7, temperature=0)
@@ -76,6 +83,8 @@ async def test_an_answer_passes_through_with_the_gateway_s_headers(config: Gatew
         assert response.headers["x-ryokan-replica"] == "r1"
         assert response.headers["x-ryokan-policy"] == "round_robin"
         assert response.headers["x-ryokan-cached-tokens"] == "0"
+        assert response.headers["x-ryokan-reason"] == "only"
+        assert "x-ryokan-predicted-ttft" not in response.headers
         assert response.headers["x-ryokan-delivered-tokens"] == "16"
         [sent] = stack.replicas[0].requests
         assert "messages" not in sent
@@ -137,8 +146,11 @@ async def test_no_replica_is_tried_twice(config: GatewayConfig) -> None:
         assert response.status == 502
         assert (await error_of(response))["code"] == "replica_failed"
         assert [len(replica.requests) for replica in stack.replicas] == [1, 1, 1]
-        explained = await (await stack.http.get(f"{stack.url}/route/explain/{response.headers['x-request-id']}")).json()
+        explained = await explain(stack, response)
         assert [attempt["failure"] for attempt in explained["attempts"]] == ["5xx"] * 3
+        assert explained["outcome"]["text"] == "failed: 5xx"
+        assert response.headers["x-ryokan-reason"] == explained["reason"] == "retry"
+        assert response.headers["x-ryokan-replica"] == explained["replica"]
 
 
 async def test_all_replicas_busy_is_a_503_with_retry_after(config: GatewayConfig) -> None:
@@ -409,10 +421,24 @@ async def test_a_replica_that_differs_answers_without_credit_and_is_shown(config
         assert replica.requests
 
 
+async def test_a_session_stays_on_its_replica(config: GatewayConfig) -> None:
+    async with fleet(replace(config, policy="session"), answers, answers, answers) as stack:
+        for name in ("x-session-id", "user"):
+            places = dict[str, set[str]]()
+            for number in range(12):
+                session = f"s{number % 4}"
+                body = chat_body(f"{number} " * 50) | ({"user": session} if name == "user" else {})
+                headers = {name: session} if name != "user" else {}
+                response = await stack.http.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers)
+                places.setdefault(session, set()).add(response.headers["x-ryokan-replica"])
+            assert [len(replicas) for replicas in places.values()] == [1] * 4
+            assert len(set.union(*places.values())) > 1
+
+
 async def test_the_policy_can_be_switched_from_this_machine(config: GatewayConfig) -> None:
     async with fleet(config, answers) as stack:
         response = await stack.http.post(f"{stack.url}/admin/policy", json={"policy": "ttft"})
-        assert await response.json() == {"policy": "ttft", "previous": "round_robin"}
+        assert await response.json() == {"policy": "ttft", "previous": "round_robin", "shadow": None}
         assert (await stack.chat()).headers["x-ryokan-policy"] == "ttft"
 
 
@@ -424,6 +450,38 @@ async def test_a_follow_up_goes_where_its_prefix_is(config: GatewayConfig) -> No
             later = await stack.chat("context " * 40 + "and a question")
             assert later.headers["x-ryokan-replica"] == owner
             assert int(later.headers["x-ryokan-cached-tokens"]) >= 160
+
+
+async def test_a_decision_its_outcome_and_its_losses_are_explained(config: GatewayConfig) -> None:
+    """The replica that has the prompt drains; the other one then has it too, but gives less than was expected."""
+    async with fleet(replace(config, policy="ttft"), answers, answers) as stack:
+        text = "context " * 40
+        first = await stack.chat(text)
+        owner = first.headers["x-ryokan-replica"]
+        publisher = next(publisher for publisher in stack.publishers if publisher.name == owner)
+        trace = stack.app[TRACES].get(first.headers["x-request-id"])
+        assert trace is not None and trace.considered is not None
+        await publisher.change(trace.considered.request.hashes)
+        await eventually(lambda: stack.app[INDEX].blocks(owner) > 0)
+        hit = await explain(stack, await stack.chat(text, stream=True))
+        assert (hit["replica"], hit["reason"]) == (owner, "hit")
+        await publisher.beat(state="draining")
+        await publisher.announce()
+        await eventually(lambda: owner not in stack.app[FLEET].routable(asyncio.get_running_loop().time()))
+        moved = await explain(stack, await stack.chat(text))
+        metrics = await (await stack.http.get(f"{stack.url}/metrics")).text()
+    assert hit["outcome"]["ladder"]["chosen"] == hit["predicted_held_tokens"] > 16
+    assert hit["outcome"]["lost_tokens"] == {"stale": hit["predicted_held_tokens"] - 16}
+    assert moved["replica"] != owner
+    assert moved["barred"][0]["replica"] == owner and "draining" in moved["barred"][0]["why"]
+    assert moved["outcome"]["lost_tokens"].keys() == {"draining"}
+    assert moved["outcome"]["ttft_s"] >= moved["outcome"]["replica_ttft_s"] > 0
+    assert 'ryokan_gateway_decisions_total{policy="ttft",reason="hit"} 1.0' in metrics
+    lost = {
+        cause: float(tokens) for cause, tokens in re.findall(r'prefix_lost_\w+_total{cause="(\w+)".*} (.*)', metrics)
+    }
+    steps = {step: float(tokens) for step, tokens in re.findall(r'prefix_tokens_total{.*step="(\w+)"} (.*)', metrics)}
+    assert lost["stale"] > 0 and lost["draining"] > 0 and sum(lost.values()) == steps["computed"] - steps["delivered"]
 
 
 async def test_many_streams_at_once_all_come_through(config: GatewayConfig) -> None:

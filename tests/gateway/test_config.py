@@ -44,3 +44,7 @@ def test_loopback(host: str, loopback: bool) -> None:
 
 def test_the_redis_password_stays_out_of_what_is_shown() -> None:
     assert "secret" not in repr(config(redis_url="redis://user:secret@host:6379/1"))
+
+
+def test_the_admin_key_stays_out_of_what_is_shown() -> None:
+    assert "secret" not in repr(config(admin_key="secret-0123456789"))

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from gateway.errors import ReplicaDied
-from gateway.handlers import DONE, relay_events
+from gateway.handlers import DONE, relay_events, without_comment
 from tests.gateway.fakes import event
 
 EVENTS = event("one") + event("zwei …") + event("データ")
@@ -58,3 +58,33 @@ async def test_done_within_a_text_is_no_end() -> None:
 async def test_half_an_event_before_a_break_is_held_back() -> None:
     assert await relayed([EVENTS + b'data: {"cho'], breaks=True) == EVENTS + b"<broken>"
     assert await relayed([EVENTS, DONE], breaks=True) == EVENTS + DONE
+
+
+@pytest.mark.parametrize("size", range(1, 60, 7))
+async def test_a_comment_before_the_end_is_taken_out_and_read(size: int) -> None:
+    whole = EVENTS + b": delivered-tokens=512\n" + DONE
+    out = bytearray()
+    left = [whole[start : start + size] for start in range(0, len(whole), size)]
+
+    async def read() -> bytes:
+        return left.pop(0)
+
+    async def write(data: bytes) -> None:
+        out.extend(data)
+
+    assert await relay_events(read, write) == 512
+    assert bytes(out) == EVENTS + DONE
+
+
+@pytest.mark.parametrize(
+    ("comment", "delivered"),
+    [(b": delivered-tokens=0\n", 0), (b": delivered-tokens=-1\n", None), (b": delivered-tokens=\n", None)],
+)
+def test_what_a_comment_tells(comment: bytes, delivered: int | None) -> None:
+    assert without_comment(EVENTS + comment) == (EVENTS, delivered)
+    assert without_comment(comment) == (b"", delivered)
+
+
+@pytest.mark.parametrize("events", [b"", EVENTS, EVENTS + b": keep-alive\n", b": other\n"])
+def test_other_events_and_comments_stay(events: bytes) -> None:
+    assert without_comment(events) == (events, None)

@@ -25,11 +25,22 @@ def test_what_is_wrong_is_said_in_one_line(model_folder: Path, redis_url: str) -
         cases = [
             (["--model", model_folder, "--redis-url", "redis://:secret@127.0.0.1:1", "--port", 0], 1, "Redis"),
             (["--model", model_folder / "none", "--redis-url", redis_url, "--port", 0], 1, "--model"),
-            (["--model", model_folder, "--redis-url", redis_url, "--port", port], 1, f"port {port}"),
+            (
+                ["--model", model_folder, "--redis-url", redis_url, "--port", port],
+                1,
+                f":{port}: Address already in use",
+            ),
             (["--model", model_folder, "--redis-url", redis_url, "--policy", "nonsense"], 2, "nonsense"),
             (["--model", model_folder, "--redis-url", "redis://:secret@h/x"], 2, "redis_url"),
             (["--model", model_folder, "--redis-url", redis_url, "--replica-networks", "10.0.0.1/8"], 2, "networks"),
             (["--model", model_folder, "--redis-url", redis_url, "--fleet-key-file", "/none"], 2, "/none"),
+            (["--model", model_folder, "--redis-url", redis_url, "--shadow-policy", "nonsense"], 2, "nonsense"),
+            (["--model", model_folder, "--redis-url", redis_url, "--policy-file", "/none"], 2, "policy file /none"),
+            (
+                ["--model", model_folder, "--redis-url", redis_url, "--admin-key-file", "/none"],
+                2,
+                "admin key file /none",
+            ),
         ]
         for flags, code, words in cases:
             result = run(*flags)

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.addresses import DEFAULT_NETWORKS, AddressList
 from gateway.records_gate import RecordsGate
-from replica.protocol.records import Heartbeat, Keys, Snapshot
+from replica.protocol.records import Heartbeat, Keys, Snapshot, split_snapshot
 from replica.protocol.shape import RecordError
 from replica.protocol.signing import Signer
 from tests.gateway.fakes import heartbeat
@@ -97,16 +97,18 @@ def test_who_goes_on_beating_is_believed_in_the_end() -> None:
 def test_snapshots() -> None:
     snapshot = Snapshot("e1", 3, "1-0", tuple(range(200)))
     value = SIGNER.seal(KEYS.snapshot("r1"), snapshot.encode())
-    assert gate().snapshot("r1", value) == snapshot
+    found = gate().snapshot("r1", *split_snapshot(value))
+    assert found.encode() == snapshot.encode()
     moved = SIGNER.seal(KEYS.snapshot("r2"), snapshot.encode())
     for bad, expected in [
         (snapshot.encode(), "signature"),
         (moved, "signature"),
+        (value[:-1] + b"x", "signature"),
         (value[:-1], "size"),
         (value[:1024], "size"),
         (value + bytes(8), "size"),
         (b"x" * 2000, "shape"),
     ]:
         with pytest.raises(RecordError) as caught:
-            gate().snapshot("r1", bad)
+            gate().snapshot("r1", *split_snapshot(bad))
         assert caught.value.reason == expected

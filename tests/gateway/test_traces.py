@@ -1,9 +1,14 @@
-from gateway.routing.base import Decision
+from gateway.router import Considered
+from gateway.routing.base import RouteRequest
+from gateway.routing.ttft import Ttft
 from gateway.traces import Trace, Traces
+from tests.gateway.routing.views import candidates, view
 
 
-def decision(rows: int) -> Decision:
-    return Decision("r0", 16, "ttft", {f"r{number}": {"total_s": 1.0} for number in range(rows)})
+def decision(rows: int) -> Considered:
+    fleet = candidates(*(view(f"r{number}") for number in range(rows)))
+    request = RouteRequest(17, [1])
+    return Considered(request, Ttft().choose(request, fleet, 0.0), fleet, (), retry=False)
 
 
 def test_the_oldest_requests_are_forgotten() -> None:

@@ -195,3 +195,11 @@ async def test_an_open_loop_arrives_by_seed_and_is_timed_from_when_it_was_due() 
         return [r.due_s - first[0].due_s for r in first]
 
     assert await dues() == pytest.approx(await dues(), abs=1e-6)
+
+
+async def test_an_open_loop_may_pause_before_later_turns() -> None:
+    async with served(Counting().handle) as client:
+        records = await run_open_loop(client, CONVERSATIONS, 3, rate_per_s=1000, seed=4, think_s=0.3)
+    first = {record.agent: record for record in records if record.turn == 0}
+    pauses = [record.sent_s - first[record.agent].end_s for record in records if record.turn == 1]
+    assert len(pauses) == 4 and sum(pauses) > 0.3 and len({round(pause, 3) for pause in pauses}) > 1

@@ -18,6 +18,7 @@ from replica.config import ConfigError, EngineConfig, ReplicaConfig, available_m
         ({"max_step_tokens": 64, "max_running": 64}, "max_step_tokens: 64 .* 64 decodes"),
         ({"kv_memory_bytes": 0}, "kv_memory_gib"),
         ({"order": "random"}, "order: 'random' is none of shortest, lpm, fcfs"),
+        ({"eviction": "random"}, "eviction: 'random' is none of lru, learned"),
     ],
 )
 def test_a_bad_engine_setting_is_named(fields: dict[str, Any], name: str) -> None:

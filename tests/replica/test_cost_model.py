@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from replica.cost_model import CostModelFit, StepWork
+from replica.cost_model import CostModelFit
+from replica.step import StepWork
 
 
 def test_the_fit_finds_the_truth_through_noise(seed: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from replica.protocol.text import ModelText
 from tests.processes import Process
 from tests.tiny_model import CONTEXT, VOCAB
-from tests.tool_model import TIME, WEATHER, write_tool_model
+from tests.tool_model import TIME, WEATHER
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "ignore_eos": True, "max_tokens": 24, "seed": 5}
@@ -23,33 +23,11 @@ GREEDY = {"temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tool_model(tiny_folder, tmp_path_factory.mktemp("tools") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def text(folder: Path) -> ModelText:
-    return ModelText.load(folder, "tiny")
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    arguments = ["replica", "--model", str(folder), "--served-model-name", "tiny", "--kv-memory-gib", "0.05"]
+def url(tool_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    arguments = ["replica", "--model", str(tool_folder), "--served-model-name", "tiny", "--kv-memory-gib", "0.05"]
     process = Process([*arguments, "--weights", "fp32"], tmp_path_factory.mktemp("replica") / "log")
     yield process.wait_for(r"ready on (http\S+)")
     assert process.stop() == 0
-
-
-@pytest.fixture
-async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(url) as session:
-        yield session
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 async def post(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, Any]:
@@ -119,7 +97,7 @@ async def test_several_choices_are_the_same_streamed_and_whole(
     assert indexes != sorted(indexes), "the choices come side by side"
 
 
-async def test_several_prompts_have_their_own_choices(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_several_prompts_have_their_own_choices(http: aiohttp.ClientSession, tool_text: ModelText) -> None:
     prompts = ["first", "the second one"]
     both = await answer(http, COMPLETION | {"prompt": prompts, "n": 2})
     single = [await answer(http, COMPLETION | {"prompt": prompt, "n": 2}) for prompt in prompts]
@@ -128,7 +106,7 @@ async def test_several_prompts_have_their_own_choices(http: aiohttp.ClientSessio
     ]
     assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
     assert both["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in single)
-    ids = [text.encode_plain(prompt) for prompt in prompts]
+    ids = [tool_text.encode_plain(prompt) for prompt in prompts]
     by_ids = await answer(http, COMPLETION | {"prompt": ids, "n": 2})
     assert [choice["text"] for choice in by_ids["choices"]] == [choice["text"] for choice in both["choices"]]
 
@@ -173,7 +151,7 @@ async def test_logprobs_of_a_chat_with_the_official_client(client: openai.AsyncO
 
 
 async def test_echo_scores_the_prompt_as_a_direct_forward_does(
-    client: openai.AsyncOpenAI, folder: Path, text: ModelText
+    client: openai.AsyncOpenAI, tool_folder: Path, tool_text: ModelText
 ) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -185,9 +163,9 @@ async def test_echo_scores_the_prompt_as_a_direct_forward_does(
     # The client's type knows nothing of the first token's null.
     logprobs: Any = choice.logprobs
     assert choice.text.startswith(prompt)
-    ids = text.encode_plain(prompt)
+    ids = tool_text.encode_plain(prompt)
     assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(str(tool_folder), dtype=torch.float32)
     with torch.inference_mode():
         direct = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     for position, (token, got) in enumerate(zip(ids[1:], logprobs.token_logprobs[1:], strict=False)):
@@ -201,7 +179,7 @@ async def test_echo_scores_the_prompt_as_a_direct_forward_does(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_prompt_is_scored_alone(http: aiohttp.ClientSession, text: ModelText, streamed: bool) -> None:
+async def test_a_prompt_is_scored_alone(http: aiohttp.ClientSession, tool_text: ModelText, streamed: bool) -> None:
     prompt = "x" * CONTEXT
     body = {"model": "tiny", "prompt": prompt, "echo": True, "max_tokens": 0, "logprobs": 1}
     if streamed:
@@ -246,7 +224,7 @@ async def test_a_stop_string_at_any_place(http: aiohttp.ClientSession, at: int) 
     assert text_of(shown["choices"][0]) == cut + stop
 
 
-async def test_a_stop_token_ends_the_answer_unseen(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_a_stop_token_ends_the_answer_unseen(http: aiohttp.ClientSession, tool_text: ModelText) -> None:
     body = COMPLETION | GREEDY | {"return_token_ids": True}
     ids = (await answer(http, body))["choices"][0]["token_ids"]
     stop = ids[7]
@@ -254,21 +232,25 @@ async def test_a_stop_token_ends_the_answer_unseen(http: aiohttp.ClientSession, 
     value = await answer(http, body | {"stop_token_ids": [stop], "logprobs": 0})
     [choice] = value["choices"]
     assert (choice["token_ids"], choice["finish_reason"]) == (ids[: end + 1], "stop")
-    assert choice["text"] == text.decode(ids[:end])
+    assert choice["text"] == tool_text.decode(ids[:end])
     assert len(choice["logprobs"]["tokens"]) == end
     assert value["usage"]["completion_tokens"] == end + 1
     shown = await answer(http, body | {"stop_token_ids": [stop], "include_stop_str_in_output": True})
-    assert shown["choices"][0]["text"] == text.decode(ids[: end + 1])
+    assert shown["choices"][0]["text"] == tool_text.decode(ids[: end + 1])
 
 
 @pytest.mark.parametrize("body", [CHAT, COMPLETION])
-async def test_token_ids_come_back(http: aiohttp.ClientSession, text: ModelText, body: dict[str, Any]) -> None:
+async def test_token_ids_come_back(http: aiohttp.ClientSession, tool_text: ModelText, body: dict[str, Any]) -> None:
     body = body | {"return_token_ids": True, "stop": "never"}
     value = await answer(http, body)
     [choice] = value["choices"]
-    assert text.decode(choice["token_ids"]) == text_of(choice)
+    assert tool_text.decode(choice["token_ids"]) == text_of(choice)
     assert len(choice["token_ids"]) == value["usage"]["completion_tokens"]
-    prompt = text.encode_chat(text.render(MESSAGES)) if "messages" in body else text.encode_plain(body["prompt"])
+    prompt = (
+        tool_text.encode_chat(tool_text.render(MESSAGES))
+        if "messages" in body
+        else tool_text.encode_plain(body["prompt"])
+    )
     assert (value if "messages" in body else choice)["prompt_token_ids"] == prompt
     chunks = await stream(http, body)
     assert joined(chunks)[0]["token_ids"] == choice["token_ids"]
@@ -276,7 +258,7 @@ async def test_token_ids_come_back(http: aiohttp.ClientSession, text: ModelText,
     assert [item["prompt_token_ids"] for item in given if "prompt_token_ids" in item] == [prompt]
 
 
-async def test_sampling_parameters_reach_the_sampler(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_sampling_parameters_reach_the_sampler(http: aiohttp.ClientSession, tool_text: ModelText) -> None:
     body = COMPLETION | {"return_token_ids": True}
     greedy = (await answer(http, body | GREEDY))["choices"][0]["token_ids"]
 
@@ -287,7 +269,7 @@ async def test_sampling_parameters_reach_the_sampler(http: aiohttp.ClientSession
     assert await ids(temperature=2, min_p=1) == greedy
     assert await ids(temperature=2, top_p=1e-9) == greedy
     assert await ids(temperature=2, top_k=-1) != greedy
-    token = text.encode_plain("q")[0]
+    token = tool_text.encode_plain("q")[0]
     assert set(await ids(logit_bias={str(token): 100}, temperature=0)) == {token}
     for penalty in ({"repetition_penalty": 10}, {"frequency_penalty": 2}, {"presence_penalty": 2}):
         assert await ids(**GREEDY, **penalty) != greedy
@@ -402,7 +384,9 @@ async def test_with_tools_an_answer_may_still_be_text(http: aiohttp.ClientSessio
         assert "tool_calls" not in value["choices"][0]["message"]
 
 
-async def test_a_conversation_with_calls_is_rendered_with_them(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_a_conversation_with_calls_is_rendered_with_them(
+    http: aiohttp.ClientSession, tool_text: ModelText
+) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": '{"zone": "é"}'}}
     turns = [
         *MESSAGES,
@@ -410,7 +394,7 @@ async def test_a_conversation_with_calls_is_rendered_with_them(http: aiohttp.Cli
         {"role": "tool", "tool_call_id": "c1", "content": "noon"},
     ]
     value = await answer(http, CHAT | {"messages": turns, "tools": [TIME], "return_token_ids": True, "max_tokens": 1})
-    prompt = text.decode(value["prompt_token_ids"])
+    prompt = tool_text.decode(value["prompt_token_ids"])
     assert '{"name": "time"}\n' in prompt
     assert '<tool_call>{"name": "time", "arguments": {"zone": "é"}}</tool_call>' in prompt
     assert "tool\nnoon" in prompt and "None" not in prompt

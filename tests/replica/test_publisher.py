@@ -19,6 +19,8 @@ from replica.protocol.records import (
     Keys,
     Snapshot,
     decode_entry,
+    split_snapshot,
+    unpack_hashes,
 )
 from replica.protocol.redis_url import parse_redis_url, without_secret
 from replica.publisher import IdTaken, Publisher, PublisherThread, RedisUnreachable, check_id_is_free
@@ -60,13 +62,13 @@ def told(client: redis.Redis) -> set[int] | None:
     data = client.get(KEYS.snapshot("r0"))
     if not isinstance(data, bytes):
         return None
-    snapshot = Snapshot.decode(data)
-    held, seq = set(snapshot.hashes), snapshot.seq
+    snapshot = Snapshot.decode(*split_snapshot(data))
+    held, seq = set(unpack_hashes(snapshot.hashes)), snapshot.seq
     for entry in entries(client, after=f"({snapshot.stream_id}"):
         if entry.epoch == snapshot.epoch and entry.seq > seq:
             assert entry.seq == seq + 1
             seq = entry.seq
-            held = (held | set(entry.added)) - set(entry.removed)
+            held = (held | set(unpack_hashes(entry.added))) - set(unpack_hashes(entry.removed))
     return held
 
 

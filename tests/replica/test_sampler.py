@@ -3,8 +3,9 @@ import random
 import pytest
 import torch
 
-from replica.sampler import Sampled, sample, uniform
+from replica.sampler import sample, uniform
 from replica.sequence import SamplingParams, Sequence
+from replica.step import Sampled
 
 
 def sequence(prompt: list[int] | int = 3, answer: list[int] | None = None, **params: object) -> Sequence:

@@ -315,3 +315,15 @@ def test_random_load_with_aborts_in_every_phase(seed: int, max_step_tokens: int)
             driver.step()
     driver.run()
     driver.check_idle()
+
+
+def test_a_prompt_that_lacks_one_token_is_computed_once_though_another_waits_for_it() -> None:
+    driver = Driver(max_step_tokens=15)
+    prompt = list(range(16))
+    leader, follower = driver.add(prompt), driver.add([*prompt, 90, 91, 92])
+    driver.step()
+    assert (leader.num_computed, follower.num_computed) == (15, 0)
+    driver.step()
+    assert (leader.num_output, follower.num_computed) == (1, 0)
+    driver.step()
+    assert follower.num_cached == 16

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     process = Process(arguments(tiny_folder), tmp_path_factory.mktemp("replica") / "log")
     yield process.wait_for(r"ready on (http\S+)")
     assert process.stop() == 0
-
-
-@pytest.fixture
-async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(url) as session:
-        yield session
 
 
 async def post(http: aiohttp.ClientSession, path: str, body: Any, **headers: str) -> tuple[int, Any, Any]:

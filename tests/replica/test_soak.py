@@ -3,6 +3,9 @@
 import gc
 import random
 
+import pytest
+
+from replica.cache.eviction.registry import EVICTIONS
 from replica.cache.manager import CacheManager
 from replica.sequence import Sequence, SequenceState
 from tests.replica.driver import Driver, expected_answer
@@ -20,9 +23,10 @@ def a_request(rng: random.Random, number: int) -> tuple[list[int], int, int]:
     return shared + own, 1 + int(rng.expovariate(0.2)), namespace
 
 
-def test_nothing_is_left_of_a_hundred_thousand_requests(seed: int) -> None:
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_nothing_is_left_of_a_hundred_thousand_requests(seed: int, eviction: str) -> None:
     rng = random.Random(seed)
-    cache = CacheManager(NUM_PAGES)
+    cache = CacheManager(NUM_PAGES, eviction)
     driver = Driver(NUM_PAGES, max_step_tokens=128, max_running=16, new_cache=lambda _: cache)
     scheduler = driver.scheduler
     live: list[Sequence] = []
@@ -46,7 +50,7 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(seed: int) -> None:
             live = [sequence for sequence in live if sequence.state is not SequenceState.FINISHED]
             assert replayed == cache.hashes()
             assert len(cache._tree.roots) <= NUM_PAGES + 16
-            assert len(cache._tree._heap) <= 64 + 4 * NUM_PAGES
+            assert len(list(cache._tree._eviction.candidates())) <= 64 + 4 * NUM_PAGES
     driver.check_idle()
     assert answered > REQUESTS * 0.7
     assert preempted > 1000 and evicted > REQUESTS // 10

@@ -1,5 +1,6 @@
 """What must hold at every moment: the index gives credit for nothing but what a digest really was, and for no epoch
-once a newer one was seen."""
+once a newer one was seen. Where two processes have one id, neither's epoch is over: credit is for the one or the other,
+never for a mix of both."""
 
 from gateway.index.prefix_index import PrefixIndex
 from replica.digest import Digest
@@ -17,10 +18,16 @@ class History:
         self.held: dict[tuple[str, str, int], frozenset[int]] = {}
         self.epochs: dict[str, list[str]] = {}
         """Of each replica, in their order."""
+        self.twinned: set[str] = set()
+        """Ids that two processes had at a time: of their epochs none is older."""
 
     def begin(self, replica: str, epoch: str) -> None:
         self.epochs.setdefault(replica, []).append(epoch)
         self.held[replica, epoch, 0] = frozenset()
+
+    def number(self, replica: str) -> int:
+        """Of its next epoch."""
+        return len(self.epochs.get(replica, ())) + 1
 
     def age(self, replica: str, epoch: str) -> int:
         """Later epochs have higher numbers."""
@@ -68,7 +75,8 @@ class Checker:
         if position is None:
             return frozenset()
         epoch, seq = position
-        if self._history.age(replica, epoch) < self._newest.get(replica, 0):
+        newest = 0 if replica in self._history.twinned else self._newest.get(replica, 0)
+        if self._history.age(replica, epoch) < newest:
             raise Violation(f"{self._gateway} credits {replica} for epoch {epoch}, which it knows to be over")
         held = self._history.held.get((replica, epoch, seq))
         if held is None:

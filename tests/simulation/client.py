@@ -105,17 +105,19 @@ class Client:
         return Pipeline(self._round_trip)
 
     async def xread(self, streams: dict[str, str], count: int, block: int) -> list[Any]:
-        [(key, after_text)] = streams.items()
-        after = parse_id(after_text)
         await self._round_trip([])
-        entries = self._server.after(key, after, count)
-        if not entries:
+        found = self._after(streams, count)
+        if not found:
             await self._wait(block / 1000)
-            entries = self._server.after(key, after, count)
-        return [(key.encode(), entries)] if entries else []
+            found = self._after(streams, count)
+        return found
+
+    def _after(self, streams: dict[str, str], count: int) -> list[Any]:
+        found = [(key.encode(), self._server.after(key, parse_id(after), count)) for key, after in streams.items()]
+        return [(key, entries) for key, entries in found if entries]
 
     async def _wait(self, limit_s: float) -> None:
-        """For any news in the stream. A wake-up for nothing is harmless: the caller reads on."""
+        """For any news in a stream. A wake-up for nothing is harmless: the caller reads on."""
         loop = asyncio.get_running_loop()
         self._blocked = loop.create_future()
         self._server.blocked.append(self._blocked)
@@ -128,6 +130,10 @@ class Client:
 
     async def set(self, key: str, value: bytes, ex: float) -> Any:
         return await self._one("set", key, value, ex)
+
+    async def xadd(self, key: str, fields: dict[Any, Any], maxlen: int, approximate: bool) -> Any:
+        assert approximate
+        return await self._one("xadd", key, fields, maxlen)
 
     async def getrange(self, key: str, start: int, end: int) -> Any:
         return await self._one("getrange", key, start, end)
@@ -169,6 +175,9 @@ class Pipeline:
 
     def xadd(self, key: str, fields: dict[Any, Any], maxlen: int, approximate: bool) -> None:
         self._commands.append(("xadd", key, fields, maxlen))
+
+    def xinfo_stream(self, key: str) -> None:
+        self._commands.append(("xinfo_stream", key))
 
     def sadd(self, key: str, member: str) -> None:
         self._commands.append(("sadd", key, member))

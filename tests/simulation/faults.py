@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.parties import KEYS, SimReplica
-from tests.simulation.server import Mischief, Server
+from tests.simulation.server import OTHER_TYPE, Mischief, Server
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -46,6 +46,26 @@ def lose_stream(world: World) -> None:
 
 def trim(world: World) -> None:
     world.network.server.trim(KEYS.stream, world.rng.randrange(4))
+
+
+def lose_intents(world: World) -> None:
+    world.network.server.wipe(KEYS.intents)
+
+
+def trim_intents(world: World) -> None:
+    world.network.server.trim(KEYS.intents, world.rng.randrange(4))
+
+
+def usurp_intents(world: World) -> None:
+    """Somebody uses the key for something else."""
+    world.network.server.values[KEYS.intents] = OTHER_TYPE
+
+    def undo() -> None:
+        # NOTE: perhaps it's another server by then, with a copy of it.
+        if world.network.server.values.get(KEYS.intents) == OTHER_TYPE:
+            world.network.server.wipe(KEYS.intents)
+
+    for_a_while(world, 2.0, undo)
 
 
 def go_down(world: World, server: Server) -> None:
@@ -125,8 +145,18 @@ def mischief(world: World) -> None:
     for_a_while(world, 2.0, undo)
 
 
+def corrupt(world: World) -> None:
+    server = world.network.server
+    server.corrupt = world.rng.choice([0.1, 0.5])
+
+    def undo() -> None:
+        server.corrupt = 0.0
+
+    for_a_while(world, 2.0, undo)
+
+
 def pause(world: World) -> None:
-    party = world.rng.choice([*(r.name for r in world.replicas), *(g.name for g in world.gateways)])
+    party = world.rng.choice([*(r.party for r in (*world.replicas, *world.twins)), *(g.name for g in world.gateways)])
     left = max(0.0, world.faults_end - world.loop.time())
     world.tell(f"  {party}")
     world.loop.pause(party, min(world.rng.choice([0.3, 5.0]) * world.rng.random(), left))
@@ -149,7 +179,7 @@ def _end(world: World, end: Callable[[SimReplica], None]) -> None:
 
 
 def _restart(world: World, replica: SimReplica, careful: bool) -> None:
-    world.tell(f"  {replica.name} starts")
+    world.tell(f"  {replica.party} starts")
     replica.start(careful)
 
 
@@ -159,6 +189,27 @@ def kill(world: World) -> None:
 
 def leave(world: World) -> None:
     _end(world, SimReplica.leave)
+
+
+def twin(world: World) -> None:
+    """Another process takes a live replica's id; in the end one of the two stops."""
+    rng = world.rng
+    one = rng.choice(world.replicas)
+    if one.digest is None or one.has_twin:
+        return
+    world.tell(f"  {one.name}")
+    other = one.twin()
+    world.twins.append(other)
+    other.start(careful=False)
+
+    def undo() -> None:
+        stops, stays = rng.sample([one, other], 2)
+        world.tell(f"  {stops.party} stops, {stays.party} stays")
+        world.replicas[world.replicas.index(one)] = stays
+        stops.retire(rng.choice([SimReplica.kill, SimReplica.leave]))
+        stays.has_twin = False
+
+    for_a_while(world, 3.0, undo)
 
 
 def reset(world: World) -> None:
@@ -182,6 +233,9 @@ FAULTS: dict[str, Callable[[World], None]] = {
         lose_keys,
         lose_stream,
         trim,
+        lose_intents,
+        trim_intents,
+        usurp_intents,
         restart_empty,
         restart_persisted,
         fail_over,
@@ -191,9 +245,11 @@ FAULTS: dict[str, Callable[[World], None]] = {
         read_only,
         jump,
         mischief,
+        corrupt,
         pause,
         kill,
         leave,
+        twin,
         reset,
         restart_gateway,
     )

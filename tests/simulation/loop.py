@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import heapq
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -46,6 +46,14 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _resume(self, party: str) -> None:
         self._ready.extend(self._paused.pop(party, []))
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Task[Any]":  # type: ignore[override]
+        """Another thread has done it by the next turn."""
+
+        async def work() -> Any:
+            return func(*args)
+
+        return self.create_task(work())
 
     def _write_to_self(self) -> None:
         """There is one thread, and it's awake."""

@@ -2,17 +2,23 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-import orjson
-
-from gateway.fleet import Fleet
+from gateway.fleet import Fleet, Lease
 from gateway.index.factory import make_index
+from gateway.index.follower import Follower
+from gateway.index.prefix_index import Applied, PrefixIndex
 from gateway.index.reader import IndexReader
-from gateway.wire import Entry, StreamId
+from gateway.intents.outbox import Outbox
+from gateway.intents.publisher import IntentPublisher
+from gateway.router import Router
+from gateway.routing.base import RouteRequest
+from gateway.routing.round_robin import RoundRobin
 from gateway.wire import Wire as GatewayWire
 from replica.digest import MAX_DELTA_BLOCKS
-from replica.protocol.records import Heartbeat, Keys
+from replica.protocol.intents import Intents
+from replica.protocol.records import Delta, Heartbeat, Keys
 from replica.protocol.redis_link import RedisLink
 from replica.protocol.redis_url import parse_redis_url
 from replica.publisher import IdTaken, Publisher, RedisUnreachable, check_id_is_free
@@ -21,7 +27,7 @@ from tests.gateway.fakes import IDENTITY, heartbeat
 from tests.simulation.checker import Checker, History, RecordedDigest, Violation
 from tests.simulation.client import Client, Network
 from tests.simulation.loop import SimLoop
-from tests.simulation.tree import Tree
+from tests.simulation.tree import Tree, prompt
 
 KEYS = Keys("sim")
 
@@ -51,38 +57,38 @@ class SimReplicaWire(ReplicaWire):
 
 
 class SimGatewayWire(GatewayWire):
-    """Tells the checker which epochs the gateway is shown."""
-
-    def __init__(self, network: Network, checker: Checker) -> None:
-        super().__init__(URL, KEYS)
+    def __init__(self, network: Network, clock: Callable[[], float]) -> None:
+        super().__init__(URL, KEYS, clock=clock)
         self._link = SimLink(network)
+
+
+class SimFollower(Follower):
+    """Tells the checker which epochs the gateway has been shown, as it comes to them: what it has read and waits its
+    turn it doesn't know yet."""
+
+    def __init__(self, index: PrefixIndex, resync: Callable[[str], None], checker: Checker) -> None:
+        super().__init__(index, resync)
         self._checker = checker
 
-    async def next_entries(self, after: StreamId, wait_s: float) -> list[Entry]:
-        return self._seen(await super().next_entries(after, wait_s))
+    def heard(self, heartbeats: Mapping[str, Heartbeat], now: float) -> None:
+        for name, beat in heartbeats.items():
+            self._checker.see(name, beat.epoch)
+        super().heard(heartbeats, now)
 
-    async def heartbeats(self, names: Any) -> dict[str, tuple[bytes, float]]:
-        found = await super().heartbeats(names)
-        for name, (data, _) in found.items():
-            self._checker.see(name, orjson.loads(data)["epoch"])
-        return found
-
-    def _seen(self, entries: list[Entry]) -> list[Entry]:
-        for _, fields in entries:
-            if b"epoch" in fields:
-                self._checker.see(fields[b"replica"].decode(), fields[b"epoch"].decode())
-        return entries
+    def take(self, delta: Delta, now: float) -> Generator[None, None, Applied | None]:
+        self._checker.see(delta.replica, delta.epoch)
+        return (yield from super().take(delta, now))
 
 
 class SimReplica:
     def __init__(self, name: str, loop: SimLoop, network: Network, history: History, busy_s: float) -> None:
-        self.name = name
+        self.name = self.party = name
         self._loop = loop
         self._network = network
         self._history = history
         self._rng = network.rng
         self._busy_s = busy_s
-        self._lives = 0
+        self.has_twin = self.retired = False
         self._tasks: list[asyncio.Task[Any]] = []
         self._publisher: Publisher | None = None
         self.digest: RecordedDigest | None = None
@@ -94,11 +100,24 @@ class SimReplica:
         self.quiet = False
         self.tree = Tree(1)
 
+    def twin(self) -> "SimReplica":
+        """Another process with the same id."""
+        other = SimReplica(self.name, self._loop, self._network, self._history, self._busy_s)
+        other.party += "'" if self.party == self.name else ""
+        self.has_twin = other.has_twin = True
+        self._history.twinned.add(self.name)
+        return other
+
     def start(self, careful: bool) -> None:
         """A process. A careful one asks first whether its id is free."""
-        if not self._tasks:
+        if not self._tasks and not self.retired:
             self.starting = True
-            self._tasks = [self._loop.start(self.name, self._live(careful))]
+            self._tasks = [self._loop.start(self.party, self._live(careful))]
+
+    def retire(self, end: Callable[["SimReplica"], None]) -> None:
+        """It ends, if it lives, and never starts again."""
+        self.retired = True
+        (SimReplica.kill if self.starting else end)(self)
 
     def _connect(self) -> SimReplicaWire:
         return SimReplicaWire(self._network)
@@ -110,16 +129,15 @@ class SimReplica:
                 break
             except (IdTaken, RedisUnreachable):
                 await asyncio.sleep(0.3)
-        self._lives += 1
         self.tree = Tree(self._rng.choice([10, 40, 120]))
-        self.digest = RecordedDigest.of(self.name, f"{self.name}-{self._lives}", self._history)
+        self.digest = RecordedDigest.of(self.name, f"{self.name}-{self._history.number(self.name)}", self._history)
         self.digest.max_delta_blocks = self.max_delta_blocks
         beat = heartbeat(self.name)
         fields = {field: getattr(beat, field) for field in Heartbeat.__dataclass_fields__}
         self._publisher = Publisher(
             self._connect, self.digest, lambda epoch: Heartbeat(**(fields | {"epoch": epoch})), self._rng.random
         )
-        self._tasks.append(self._loop.start(self.name, self._publisher.run()))
+        self._tasks.append(self._loop.start(self.party, self._publisher.run()))
         self.starting = False
         self.joined_at = self._loop.time()
         await self._work()
@@ -131,7 +149,7 @@ class SimReplica:
 
     def keep_busy(self) -> None:
         self.quiet = False
-        self._tasks.append(self._loop.start(self.name, self._work()))
+        self._tasks.append(self._loop.start(self.party, self._work()))
 
     def change(self) -> None:
         if self._publisher is not None:
@@ -168,24 +186,37 @@ class SimReplica:
 
 
 class SimGateway:
-    def __init__(self, name: str, loop: SimLoop, network: Network, history: History) -> None:
+    def __init__(
+        self, name: str, loop: SimLoop, network: Network, history: History, route_s: float | None = None
+    ) -> None:
+        """`route_s`: mean time between two requests, if there are any."""
         self.name = name
         self._loop = loop
         self._network = network
         self._history = history
-        self._task: asyncio.Task[Any] | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._lives = 0
+        self._route_s = route_s
+        self.quiet = False
+        """Routes nothing more."""
         self.reasons: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
+        """Intents: sent, heard, or dropped for a reason."""
+        self.bad: Counter[str] = Counter()
         self.restart()
 
     def restart(self) -> None:
         """Another process, which knows nothing."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._lives += 1
         self.index = make_index()
         self.fleet = Fleet(IDENTITY)
+        outbox = Outbox(f"{self.name}.{self._lives}", self.intents_dropped)
+        self.router = Router(self.fleet, self.index, RoundRobin(), outbox)
         self.checker = checker = Checker(self.name, self._history, self.index)
         self.reader = IndexReader(
-            lambda: SimGatewayWire(self._network, checker),
+            lambda: SimGatewayWire(self._network, self._loop.time),
             self.index,
             self.fleet,
             self,
@@ -193,12 +224,46 @@ class SimGateway:
             clock=self._loop.time,
             wall_clock=self._network.server.clock,
             jitter=self._network.rng.random,
+            on_intents=self._hear,
         )
-        self._task = self._loop.start(self.name, self.reader.run())
+        self.reader.follower = SimFollower(self.index, self.resync, checker)
+        publisher = IntentPublisher(
+            lambda: SimGatewayWire(self._network, self._loop.time),
+            outbox,
+            self,
+            clock=self._loop.time,
+            jitter=self._network.rng.random,
+        )
+        works = [self.reader.run(), publisher.run()] + ([self._work(self._route_s)] if self._route_s else [])
+        self._tasks = [self._loop.start(self.name, work) for work in works]
+
+    async def _work(self, route_s: float) -> None:
+        """Requests that nobody computes: what counts of them is what this gateway and others believe."""
+        rng = self._network.rng
+        while not self.quiet:
+            hashes = prompt(rng)
+            request = RouteRequest(16 * len(hashes) + 1, hashes)
+            decision = self.router.route(request, request.tokens, frozenset(), self._loop.time())
+            if decision is not None:
+                lease = self.router.take(request, decision, self._loop.time())
+                self._loop.call_later(rng.choice([0.005, 0.1, 1.0]), self._end, lease)
+            await asyncio.sleep(rng.expovariate(1 / route_s))
+
+    def _end(self, lease: Lease) -> None:
+        lease.release(self._loop.time())
+
+    def _hear(self, intents: Intents, now: float) -> None:
+        self.told["heard"] += self.router.heard(intents, now)
 
     def raise_if_crashed(self) -> None:
-        if self._task is not None:
-            _raise_if_crashed(self._task)
+        for task in self._tasks:
+            _raise_if_crashed(task)
+
+    def intents_sent(self, intents: int) -> None:
+        self.told["sent"] += intents
+
+    def intents_dropped(self, reason: str, intents: int) -> None:
+        self.told[reason] += intents
 
     def check_size(self, replicas: int) -> None:
         """What the gateway keeps is bounded by what there is."""
@@ -209,8 +274,9 @@ class SimGateway:
         self.reasons[reason] += 1
 
     def bad_record(self, reason: str) -> None:
+        self.bad[reason] += 1
         # A failover brings old ones back.
-        assert reason == "replay", reason
+        assert reason in ("replay", "root"), reason
 
     def digest_lag(self, seconds: float) -> None:
         assert seconds >= 0

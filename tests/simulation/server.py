@@ -13,6 +13,9 @@ Id = tuple[int, int]
 OOM_DENIES = {"set", "xadd", "sadd"}
 WRITES = OOM_DENIES | {"delete", "srem", "pexpire"}
 
+OTHER_TYPE = b"(another type)"
+"""A value under a stream's key."""
+
 
 @dataclass
 class Stream:
@@ -45,6 +48,8 @@ class Server:
         self.expires: dict[str, float] = {}
         self.oom = self.read_only = False
         self.mischief = Mischief()
+        self.corrupt = 0.0
+        """Chance, for each record with hashes, that it is stored with a wrong byte in them."""
         self.calls: dict[str, int] = {}
         self.blocked: list[asyncio.Future[None]] = []
 
@@ -77,7 +82,7 @@ class Server:
             self.expires.pop(key, None)
 
     def set(self, key: str, value: bytes, ttl_s: float | None) -> bool:
-        self.values[key] = value
+        self.values[key] = self._spoilt(value, value.find(b"\n") + 1) if ":snapshot:" in key else value
         self.expires.pop(key, None)
         if ttl_s is not None:
             self.expires[key] = self.clock() + ttl_s
@@ -129,9 +134,21 @@ class Server:
         held = sorted(self._get(key) or ())
         return held if len(held) <= most else self._rng.sample(held, most)
 
+    def _stream(self, key: str) -> Stream | None:
+        stream = self._get(key)
+        if isinstance(stream, bytes):
+            raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+        assert stream is None or isinstance(stream, Stream)
+        return stream
+
     def xadd(self, key: str, fields: dict[Any, Any], maxlen: int) -> bytes:
-        stream = self.values.setdefault(key, Stream())
+        stream = self._stream(key)
+        if stream is None:
+            stream = self.values[key] = Stream()
         stored = {_bytes(name): _bytes(value) for name, value in fields.items()}
+        for name in (b"added", b"removed"):
+            if name in stored:
+                stored[name] = self._spoilt(stored[name], 0)
         entry_id = self._append(stream, stored)
         rng, mischief = self._rng, self.mischief
         if mischief.drop and rng.random() < mischief.drop:
@@ -146,6 +163,13 @@ class Server:
             del stream.entries[:-most]
         self.wake()
         return _text(entry_id)
+
+    def _spoilt(self, value: bytes, start: int) -> bytes:
+        """With a wrong byte from there on, perhaps."""
+        if not self.corrupt or start == len(value) or self._rng.random() >= self.corrupt:
+            return value
+        at = self._rng.randrange(start, len(value))
+        return value[:at] + bytes([value[at] ^ self._rng.randrange(1, 256)]) + value[at + 1 :]
 
     def _append(self, stream: Stream, fields: dict[bytes, bytes]) -> Id:
         now = (int(self.clock() * 1000), 0)
@@ -166,8 +190,8 @@ class Server:
             del stream.entries[: max(0, len(stream.entries) - most)]
 
     def after(self, key: str, after: Id, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        stream = self.values.get(key)
-        if not isinstance(stream, Stream):
+        stream = self._stream(key)
+        if stream is None:
             return []
         found: list[tuple[bytes, dict[bytes, bytes]]] = []
         for entry_id, fields in reversed(stream.entries):
@@ -177,8 +201,8 @@ class Server:
         return found[::-1][:count]
 
     def xinfo_stream(self, key: str) -> dict[str, Any]:
-        stream = self.values.get(key)
-        if not isinstance(stream, Stream):
+        stream = self._stream(key)
+        if stream is None:
             raise ResponseError("no such key")
         first = stream.entries[0] if stream.entries else None
         return {

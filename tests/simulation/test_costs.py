@@ -11,6 +11,7 @@ from tests.simulation.client import Network
 from tests.simulation.loop import SimLoop
 from tests.simulation.parties import KEYS, SimGateway, SimReplica
 from tests.simulation.server import Mischief, Server
+from tests.simulation.world import TWIN_PEACE_S
 
 
 class Fleet:
@@ -72,6 +73,48 @@ def test_a_lost_delta_costs_one_snapshot_of_one_replica() -> None:
         assert fleet.gateways[0].reasons == {"gap": 1}
         assert fleet.calls("strlen snapshot") == 1
         assert fleet.calls("set snapshot") == 1
+
+    simulate(story)
+
+
+def test_a_spoilt_delta_or_snapshot_costs_one_snapshot_more_and_gives_no_credit() -> None:
+    async def story(loop: SimLoop) -> None:
+        fleet = Fleet(loop, replicas=4, gateways=1)
+        await fleet.settle()
+        fleet.network.server.corrupt = 1.0
+        fleet.replicas[0].change()
+        await asyncio.sleep(0.1)
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            assert fleet.gateways[0].index.position("r0") is None
+        fleet.network.server.corrupt = 0.0
+        spoilt = fleet.calls("set snapshot")
+        await asyncio.sleep(2.0)
+        assert fleet.equal()
+        # The delta, and then every snapshot that was asked for.
+        assert fleet.gateways[0].reasons.keys() == {"root"}
+        assert fleet.gateways[0].bad == fleet.gateways[0].reasons
+        assert 1 + spoilt >= fleet.gateways[0].reasons["root"] > 1
+        assert fleet.calls("set snapshot") == spoilt + 1
+
+    simulate(story)
+
+
+def test_of_two_processes_with_one_id_the_one_that_stays_is_believed() -> None:
+    async def story(loop: SimLoop) -> None:
+        fleet = Fleet(loop, replicas=2, gateways=2)
+        await fleet.settle()
+        [one, _] = fleet.replicas
+        other = one.twin()
+        other.start(careful=False)
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            one.change()
+            for gateway in fleet.gateways:
+                gateway.checker.check_all()
+        other.kill()
+        await asyncio.sleep(TWIN_PEACE_S)
+        assert fleet.equal()
 
     simulate(story)
 

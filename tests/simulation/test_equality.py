@@ -25,13 +25,16 @@ def silence() -> Iterator[None]:
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_index_equals_every_tree(first: int) -> None:
     reasons: Counter[str] = Counter()
+    told: Counter[str] = Counter()
     for seed in range(first, min(first + CHUNK, SEEDS)):
         for gateway in run(seed).gateways:
             reasons.update(gateway.reasons)
+            told.update(gateway.told)
     # The faults have done their work.
-    assert (
-        {"join", "gap", "epoch"} <= reasons.keys() <= {"join", "gap", "root", "epoch", "trimmed", "reconnect", "wiped"}
-    )
+    every = {"join", "gap", "root", "epoch", "trimmed", "reconnect", "wiped"}
+    assert {"join", "gap", "root", "epoch"} <= reasons.keys() <= every
+    # And the gateways theirs.
+    assert {"sent", "heard", "lost", "stale"} <= told.keys()
 
 
 def test_the_same_seed_is_the_same_history() -> None:

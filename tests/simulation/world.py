@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from random import Random
 
+from gateway.backlog import INTENT_TTL_S
 from replica.digest import MAX_DELTA_BLOCKS
 from replica.protocol.records import HEARTBEAT_TTL_S
 from tests.simulation.checker import History, Violation
@@ -21,6 +22,9 @@ from tests.simulation.tree import prompt
 
 PEACE_S = 2.0
 """After the last fault and the last change everything must be equal within this."""
+TWIN_PEACE_S = 4.0
+"""Of two processes with one id the one that stays is believed when it has beaten on alone for a while
+(gateway/records_gate.py), and then once more."""
 FLOW_S = 0.5
 STORY = 60
 
@@ -41,6 +45,8 @@ class World:
         self.replicas = [
             SimReplica(f"r{n}", self.loop, self.network, self.history, busy_s) for n in range(rng.randrange(1, 5))
         ]
+        self.twins: list[SimReplica] = []
+        """Further processes with a replica's id."""
         self.gateways: list[SimGateway] = []
         self.later: list[tuple[float, str]] = []
 
@@ -61,8 +67,9 @@ class World:
         for replica in self.replicas:
             replica.max_delta_blocks = rng.choice([4, MAX_DELTA_BLOCKS, MAX_DELTA_BLOCKS])
             replica.start(careful=False)
+        route_s = rng.choice([0.02, 0.2, 2.0])
         for number in range(rng.randrange(1, 4)):
-            self.gateways.append(SimGateway(f"g{number}", self.loop, self.network, self.history))
+            self.gateways.append(SimGateway(f"g{number}", self.loop, self.network, self.history, route_s))
         copies = self.loop.start("copies", self._keep_copies())
         kinds = rng.sample(sorted(FAULTS), rng.randrange(1, len(FAULTS) + 1))
         pause_s = rng.choice([0.1, 0.3, 0.8])
@@ -95,17 +102,20 @@ class World:
             raise Violation(str(failure)) from failure.get("exception")
         for gateway in self.gateways:
             gateway.raise_if_crashed()
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self.twins):
             replica.raise_if_crashed()
 
     async def _peace(self) -> None:
         for replica in self.replicas:
             replica.quiet = True
+        for gateway in self.gateways:
+            gateway.quiet = self.rng.random() < 0.5
         self.tell("peace")
         while any(replica.starting for replica in self.replicas):
             await asyncio.sleep(0.05)
         joined = max(replica.joined_at for replica in self.replicas)
-        await asyncio.sleep(max(self.loop.time(), joined) + PEACE_S - self.loop.time())
+        peace_s = TWIN_PEACE_S if self.twins else PEACE_S
+        await asyncio.sleep(max(self.loop.time(), joined) + peace_s - self.loop.time())
         self._check_all_equal()
         await self._check_deltas_flow()
         dead = [replica for replica in self.replicas if replica.digest is None]
@@ -116,6 +126,7 @@ class World:
             gateway.check_size(len(self.replicas))
             for replica in dead:
                 self._check_gone(gateway, replica)
+        await self._check_nothing_stays_counted()
         self._check_nobody_crashed()
 
     async def _check_deltas_flow(self) -> None:
@@ -147,6 +158,16 @@ class World:
         if replica.name not in gateway.fleet.routable(self.loop.time()):
             raise Violation(f"{gateway.name} doesn't route to {replica.name}")
 
+    async def _check_nothing_stays_counted(self) -> None:
+        """Of intents, when nobody routes any more: also where it was lost that they were done."""
+        for gateway in self.gateways:
+            gateway.quiet = True
+        await asyncio.sleep(INTENT_TTL_S + 2.0)
+        for gateway in self.gateways:
+            for replica, status in gateway.fleet.statuses(self.loop.time()).items():
+                if status.queue_tokens:
+                    raise Violation(f"{gateway.name} counts {status.queue_tokens} tokens at {replica}, which is idle")
+
     def _check_gone(self, gateway: SimGateway, replica: SimReplica) -> None:
         if gateway.index.position(replica.name) is not None or replica.name in gateway.fleet.present():
             raise Violation(f"{gateway.name} has {replica.name}, which is dead")
@@ -169,6 +190,7 @@ def main(first: int, end: int) -> None:
     """For people."""
     logging.disable()
     reasons: Counter[str] = Counter()
+    told: Counter[str] = Counter()
     failed: list[int] = []
     seconds = 0.0
     for seed in range(first, end):
@@ -181,7 +203,10 @@ def main(first: int, end: int) -> None:
             seconds += world.loop.time()
             for gateway in world.gateways:
                 reasons.update(gateway.reasons)
-    print(f"{len(failed)} of {end - first} failed: {failed[:100]}; {seconds:.0f} s passed; {dict(reasons)}")
+                told.update(gateway.told)
+    print(
+        f"{len(failed)} of {end - first} failed: {failed[:100]}; {seconds:.0f} s passed; {dict(reasons)}; {dict(told)}"
+    )
 
 
 if __name__ == "__main__":

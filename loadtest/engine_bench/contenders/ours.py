@@ -14,11 +14,12 @@ from replica.answer.text import AnswerText
 from replica.build import build_engine
 from replica.config import EngineConfig, ReplicaConfig
 from replica.detokenizer import StopChecker, make_detokenizer
-from replica.engine import Output, StepResult
+from replica.engine import Engine
 from replica.model.registry import Model
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.protocol.text import ModelText
 from replica.sequence import SamplingParams, Sequence, SequenceState
+from replica.step import Output, StepResult
 
 _KV_MEMORY_BYTES = 2 * 2**30
 """Reserved; only what is written takes memory, and every operation begins with the same blocks."""
@@ -61,6 +62,7 @@ class OurEngine:
     def __init__(self, folder: Path, settings: str) -> None:
         config = EngineConfig(threads=1, kv_memory_bytes=_KV_MEMORY_BYTES, **_SETTINGS[settings])
         built = build_engine(ReplicaConfig(folder=folder, model_name="bench", engine=config))
+        assert isinstance(built.engine, Engine)
         self._engine = built.engine
         self._new_cache = built.new_cache
         self._text = ModelText.load(folder)

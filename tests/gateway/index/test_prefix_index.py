@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -15,11 +16,10 @@ from gateway.index.prefix_index import (
     SHARDS,
     STEP_BLOCKS,
     Applied,
-    Hashes,
     Match,
     PrefixIndex,
 )
-from replica.protocol.records import Delta, Snapshot, pack_hashes, xor_root
+from replica.protocol.records import Delta, Hashes, Snapshot, pack_hashes, xor_root
 from tests.gateway.fakes import blocks
 from tests.gateway.index.naive_index import NaiveIndex
 
@@ -180,10 +180,10 @@ def packings(hashes: list[int]) -> list[Hashes]:
 @pytest.mark.parametrize("kind", range(4))
 def test_hashes_may_come_in_any_form(make: Make, kind: int) -> None:
     index, path, other = make(), list(blocks(1, 300)), list(blocks(2, 10))
-    index.load("a", Snapshot("e1", 1, "0-0", packings(path[:200] + other)[kind]))  # type: ignore[arg-type]
+    index.load("a", Snapshot("e1", 1, "0-0", packings(path[:200] + other)[kind]))
     fields = (packings(path[200:])[kind], packings(other)[kind])
     held = set(path)
-    record = Delta("a", "e1", 2, *fields, len(held), xor_root(held))  # type: ignore[arg-type]
+    record = Delta("a", "e1", 2, *fields, len(held), xor_root(held))
     assert index.apply(record) is Applied.OK
     assert index.hashes_of("a") == held
     prompts = packings(path)[:3]
@@ -194,9 +194,9 @@ def test_a_snapshot_that_is_not_as_it_claims_is_not_loaded(make: Make) -> None:
     index, path = make(), list(blocks(1, 5))
     whole = (5, xor_root(path))
     for claimed in ((4, whole[1]), (5, whole[1] ^ 1)):
-        assert index.load("a", snapshot(path), claimed) is Applied.ROOT
+        assert index.load("a", replace(snapshot(path), claimed=claimed)) is Applied.ROOT
         assert index.position("a") is None and not index.match(path)
-    assert index.load("a", snapshot(path), whole) is Applied.OK
+    assert index.load("a", replace(snapshot(path), claimed=whole)) is Applied.OK
 
 
 def test_a_replica_in_the_middle_of_a_long_change_is_not_here(make: Make) -> None:

@@ -14,7 +14,8 @@ from gateway.fleet import Fleet
 from gateway.index.factory import make_index
 from gateway.index.prefix_index import MAX_BLOCKS, STEP_BLOCKS
 from gateway.index.reader import IndexReader
-from gateway.wire import Wire
+from gateway.wire import BATCH, PIECE_BYTES, Wire
+from replica.protocol.intents import Intents
 from replica.protocol.records import Keys
 from replica.protocol.redis_url import parse_redis_url
 from tests.fleet_rig import Seen
@@ -25,8 +26,10 @@ from tests.processes import spare_port
 class Rig:
     """A reader at work, and what it says."""
 
-    def __init__(self, redis: Any, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, redis: Any, max_blocks: int = MAX_BLOCKS, hearing_s: float = 0.0) -> None:
         self.redis = redis
+        self.hearing_s = hearing_s
+        self.heard: list[str] = []
         self.index = make_index(max_blocks)
         self.fleet = Fleet(IDENTITY)
         self.seen = Seen()
@@ -43,7 +46,12 @@ class Rig:
     @asynccontextmanager
     async def reading(self, url: str) -> AsyncIterator["Rig"]:
         reader = IndexReader(
-            lambda: Wire(parse_redis_url(url), Keys()), self.index, self.fleet, self.seen, on_fleet=lambda: None
+            lambda: Wire(parse_redis_url(url), Keys()),
+            self.index,
+            self.fleet,
+            self.seen,
+            on_fleet=lambda: None,
+            on_intents=self._hear,
         )
         task = asyncio.create_task(reader.run())
         try:
@@ -51,6 +59,10 @@ class Rig:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    def _hear(self, intents: Intents, now: float) -> None:
+        time.sleep(self.hearing_s)
+        self.heard.append(intents.gateway)
 
 
 @asynccontextmanager
@@ -102,12 +114,50 @@ async def test_a_lost_delta_is_noticed_and_repaired(redis_url: str) -> None:
         assert made.seen.resyncs["gap"] == 1
 
 
-async def test_a_wrong_root_is_noticed_and_repaired(redis_url: str) -> None:
+async def test_a_delta_with_a_wrong_root_is_a_bad_record_and_repaired(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with rig(redis_url, "a") as (made, [publisher]):
-        publisher.held.add(12345)
-        await publisher.change(blocks(8, 4))
-        await made.equal(publisher)
-        assert made.seen.resyncs["root"] == 1
+        for times in (1, 2):
+            publisher.held.add(12345 + times)
+            await publisher.change(blocks(8 + times, 4))
+            await made.equal(publisher)
+            assert (made.seen.resyncs["root"], made.seen.bad) == (times, {"root": times})
+        assert len([r for r in caplog.records if "delta: the hashes don't give" in r.getMessage()]) == 1
+
+
+async def test_a_snapshot_with_a_wrong_root_is_a_bad_record_and_not_believed(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with redis_client(redis_url) as redis:
+        publisher = Publisher(redis, heartbeat("a"))
+        await publisher.change(blocks(1, 3000))
+        await publisher.snapshot()
+        key = publisher.keys.snapshot("a")
+        data = await redis.get(key)
+        await redis.set(key, data[:-1] + bytes([data[-1] ^ 1]))
+        await publisher.beat()
+        made = Rig(redis)
+        async with made.reading(redis_url):
+            await eventually(lambda: made.seen.bad["root"] == 1)
+            assert made.index.position("a") is None
+            assert made.seen.resyncs == {"join": 1, "root": 1}
+            async with publisher.serving():
+                await made.equal(publisher)
+            assert made.seen.bad == {"root": 1}
+        assert len([r for r in caplog.records if "snapshot: the hashes don't give" in r.getMessage()]) == 1
+
+
+async def test_a_snapshot_of_many_pieces_is_loaded(redis_url: str) -> None:
+    """Its signature is checked, and it is put together, in another thread."""
+    async with redis_client(redis_url) as redis:
+        publisher = Publisher(redis, heartbeat("a"))
+        await publisher.change(blocks(1, 3 * PIECE_BYTES // 8 + 5), lost=True)
+        await publisher.snapshot()
+        made = Rig(redis)
+        async with made.reading(redis_url), publisher.serving():
+            await made.equal(publisher)
+            assert made.seen.resyncs == {"join": 1} and not made.seen.bad
 
 
 async def test_a_new_epoch_voids_what_was_held(redis_url: str) -> None:
@@ -288,6 +338,38 @@ async def test_redis_may_go_and_come_back_empty() -> None:
     finally:
         server.terminate()
         again.terminate()
+
+
+async def tell(redis: Any, *gateways: str) -> None:
+    pipeline = redis.pipeline(transaction=True)
+    for gateway in gateways:
+        pipeline.xadd(Keys().intents, Intents(gateway).encode())
+    await pipeline.execute()
+
+
+async def test_other_gateways_are_heard_from_now_on_and_each_once(redis_url: str) -> None:
+    async with redis_client(redis_url) as redis:
+        await tell(redis, "old")
+    async with rig(redis_url, "a") as (made, _):
+        names = [f"g{number}" for number in range(3 * BATCH + 7)]
+        await tell(made.redis, *names)
+        await eventually(lambda: len(made.heard) >= len(names))
+        await made.redis.client_kill_filter(_type="normal", skipme=True)
+        await eventually(lambda: not made.seen.up)
+        await eventually(lambda: made.seen.up)
+        await tell(made.redis, "last")
+        await eventually(lambda: "last" in made.heard)
+        assert made.heard == [*names, "last"]
+
+
+async def test_however_long_hearing_takes_digests_come_first(redis_url: str) -> None:
+    async with rig(redis_url, "a") as (made, [publisher]):
+        made.hearing_s = 0.02
+        await tell(made.redis, *["g"] * BATCH)
+        await eventually(lambda: bool(made.heard))
+        await publisher.change(blocks(90, 2))
+        await made.equal(publisher)
+        assert len(made.heard) < BATCH // 2
 
 
 @pytest.mark.parametrize("seed", range(3))

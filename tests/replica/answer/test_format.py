@@ -13,9 +13,9 @@ from replica.answer.completion import CompletionFormat
 from replica.answer.format import DONE_EVENT, AnswerFormat, Shown
 from replica.answer.text import AnswerText
 from replica.detokenizer import StopChecker, make_detokenizer
-from replica.engine import Output
 from replica.protocol.text import ModelText
 from replica.sequence import FinishReason, SamplingParams, Sequence
+from replica.step import Output
 from replica.token_bytes import TokenBytes
 
 TRICKY = 'quote " back \\ line \n sep \u2028 emoji 🙂 </script>'

@@ -6,9 +6,9 @@ import pytest
 
 from replica.answer.text import AnswerText, echo_of
 from replica.detokenizer import StopChecker, make_detokenizer
-from replica.engine import Output
 from replica.protocol.text import ModelText
 from replica.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
+from replica.step import Output
 
 STOP = 1
 LOGPROBS = TokenLogprobs(-0.5, ())

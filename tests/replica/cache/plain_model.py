@@ -50,9 +50,13 @@ class PlainCache:
     def locked(self) -> set[Prefix]:
         return {_prefix(sequence, n + 1) for sequence, count in self.in_tree.items() for n in range(count)}
 
+    def missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many blocks must go to make room."""
+        return max(0, -(-num_tokens // 16) - len(self.pages[sequence]) - len(self.free()))
+
     def evictions(self, sequence: Sequence, num_tokens: int) -> list[Prefix] | None:
-        """Which blocks go, one by one, to make room; None where there can't be enough."""
-        missing = -(-num_tokens // 16) - len(self.pages[sequence]) - len(self.free())
+        """Which blocks go by LRU, one by one, to make room; None where there can't be enough."""
+        missing = self.missing(sequence, num_tokens)
         rest, locked = dict(self.held), self.locked()
         gone: list[Prefix] = []
         while missing > len(gone):
@@ -62,6 +66,13 @@ class PlainCache:
             gone.append(min(leaves, key=lambda prefix: rest[prefix].last_used))
             del rest[gone[-1]]
         return gone
+
+    def check_evictions(self, gone: list[Prefix], num_missing: int) -> None:
+        """Any policy may choose, but exactly as many as are missing, none in use, and no block before its children."""
+        rest = self.held.keys() - set(gone)
+        assert len(gone) == num_missing
+        assert not set(gone) & self.locked()
+        assert all(len(prefix) == 17 or prefix[:-16] in rest for prefix in rest)
 
     def commit(self, sequence: Sequence) -> None:
         pages = self.pages[sequence]
@@ -86,10 +97,11 @@ def _prefix(sequence: Sequence, blocks: int) -> Prefix:
 
 
 class CheckedCache(CacheManager):
-    """Does all that is done to it also to the plain model, and compares."""
+    """Does all that is done to it also to the plain model, and compares: by LRU also what is evicted."""
 
-    def __init__(self, num_pages: int) -> None:
-        super().__init__(num_pages)
+    def __init__(self, num_pages: int, eviction: str = "lru") -> None:
+        super().__init__(num_pages, eviction)
+        self.eviction = eviction
         self.plain = PlainCache(num_pages)
         self.replayed: set[int] = set()
         self.num_evicted = 0
@@ -109,8 +121,13 @@ class CheckedCache(CacheManager):
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         gone = self.plain.evictions(sequence, num_tokens)
+        missing = self.plain.missing(sequence, num_tokens)
         done = super().reserve(sequence, num_tokens)
         assert done == (gone is not None)
+        if gone is not None and self.eviction != "lru":
+            left = self.hashes()
+            gone = [prefix for prefix, block in self.plain.held.items() if block.hash not in left]
+            self.plain.check_evictions(gone, missing)
         if gone is not None:
             free = self.plain.free() | {self.plain.held.pop(prefix).page for prefix in gone}
             fresh = sequence.pages[len(self.plain.pages[sequence]) :]

@@ -3,10 +3,15 @@
 import random
 from functools import partial
 
+import pytest
+
+from replica.cache.eviction.registry import EVICTIONS
 from replica.cache.manager import CacheManager
 from replica.sequence import SamplingParams, Sequence
 from tests.replica.cache.plain_model import CheckedCache
 from tests.replica.driver import Driver
+
+each_eviction = pytest.mark.parametrize("eviction", EVICTIONS)
 
 
 def a_prompt(rng: random.Random) -> list[int]:
@@ -15,10 +20,11 @@ def a_prompt(rng: random.Random) -> list[int]:
     return tokens[: len(tokens) - rng.randrange(16)]
 
 
-def test_random_operations_under_the_scheduler(seed: int) -> None:
+@each_eviction
+def test_random_operations_under_the_scheduler(seed: int, eviction: str) -> None:
     """10,000 of them. After each one pages, matches, locks, evictions and events are what the plain model says."""
     rng = random.Random(seed)
-    cache = CheckedCache(24)
+    cache = CheckedCache(24, eviction)
     driver = Driver(num_pages=24, max_step_tokens=32, max_running=5, new_cache=lambda _: cache)
     open_sequences: list[Sequence] = []
     preempted = 0
@@ -39,10 +45,11 @@ def test_random_operations_under_the_scheduler(seed: int) -> None:
     assert preempted > 20
 
 
-def test_random_operations_by_themselves(seed: int) -> None:
+@each_eviction
+def test_random_operations_by_themselves(seed: int, eviction: str) -> None:
     """Also chunks that stop within a block, and a reservation that is refused."""
     rng = random.Random(seed)
-    cache = CheckedCache(24)
+    cache = CheckedCache(24, eviction)
     live: list[Sequence] = []
     for _ in range(3000):
         if live and (len(live) > 4 or rng.random() < 0.5):
@@ -71,10 +78,11 @@ def advance(rng: random.Random, cache: CheckedCache, live: list[Sequence]) -> No
         live.remove(sequence)
 
 
-def test_a_remembered_match_is_what_a_fresh_one_is(seed: int) -> None:
+@each_eviction
+def test_a_remembered_match_is_what_a_fresh_one_is(seed: int, eviction: str) -> None:
     """Waiting sequences look again and again while others fill the tree and drive each other out of it."""
     rng = random.Random(seed)
-    cache = CacheManager(24)
+    cache = CacheManager(24, eviction)
     new = partial(Sequence, "s", params=SamplingParams(max_tokens=9))
     waiting = [new(prompt=a_prompt(rng), namespace=rng.randrange(2)) for _ in range(20)]
     lengths: set[int] = set()
@@ -92,9 +100,10 @@ def test_a_remembered_match_is_what_a_fresh_one_is(seed: int) -> None:
     assert len(lengths) > 3
 
 
-def test_nothing_is_left_of_a_tenant_who_is_gone() -> None:
+@each_eviction
+def test_nothing_is_left_of_a_tenant_who_is_gone(eviction: str) -> None:
     """A namespace for each request must not make the tree grow: not when refused, nor aborted, nor evicted."""
-    cache = CacheManager(8)
+    cache = CacheManager(8, eviction)
     for namespace in range(1000):
         sequence = Sequence("s", [1] * 40, SamplingParams(max_tokens=1), namespace)
         assert cache.match(sequence) == 0
@@ -109,12 +118,13 @@ def test_nothing_is_left_of_a_tenant_who_is_gone() -> None:
         cache.release(sequence)
         cache.check_integrity([])
     assert len(cache._tree.roots) <= 4
-    assert len(cache._tree._heap) <= 64 + 4 * 8
+    assert len(list(cache._tree._eviction.candidates())) <= 64 + 4 * 8
 
 
-def test_a_root_in_use_outlives_its_nodes() -> None:
+@each_eviction
+def test_a_root_in_use_outlives_its_nodes(eviction: str) -> None:
     """A sequence that has begun while its namespace had nodes must find them evicted and still commit."""
-    cache = CacheManager(4)
+    cache = CacheManager(4, eviction)
     first, second = (Sequence("s", [n] * 32, SamplingParams(max_tokens=1), namespace=5) for n in (1, 2))
     compute(cache, first)
     cache.release(first)

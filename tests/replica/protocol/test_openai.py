@@ -244,6 +244,29 @@ def test_a_bad_field_of_a_chat_is_named(fields: dict[str, Any], param: str) -> N
     refused(chat, fields, param)
 
 
+ADDED_BY_ROUTERS = {
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "include_reasoning": True,
+    "return_hidden_states": False,
+    "logprobs": False,
+}
+"""What sglang-router 0.3.2 and vllm-router 0.1.17 add to a chat request that says nothing of it."""
+
+
+def test_what_other_routers_add_changes_nothing() -> None:
+    assert chat(**ADDED_BY_ROUTERS) == chat()
+
+
+@pytest.mark.parametrize("field", sorted(ADDED_BY_ROUTERS.keys() - {"ignore_eos", "skip_special_tokens", "logprobs"}))
+def test_what_other_routers_add_is_refused_where_it_would_mean_something(field: str) -> None:
+    refused(chat, {field: not ADDED_BY_ROUTERS[field]}, field)
+
+
 @pytest.mark.parametrize(("fields", "param"), BAD_COMPLETION)
 def test_a_bad_field_of_a_completion_is_named(fields: dict[str, Any], param: str) -> None:
     refused(completion, fields, param)

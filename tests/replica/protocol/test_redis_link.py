@@ -1,4 +1,7 @@
+import asyncio
+
 import pytest
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
     MovedError,
@@ -8,7 +11,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from replica.protocol.redis_link import REASONS_MAX, REPEAT_S, Complaints, explain
+from replica.protocol.redis_link import REASONS_MAX, REPEAT_S, REPLIES_AT_ONCE, Complaints, _Tcp, explain
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,21 @@ def test_a_reason_is_repeated_after_a_while_only() -> None:
     assert complaints.is_new("b", 1.0)
     for number in range(3 * REASONS_MAX):
         assert complaints.is_new(str(number), 0.0)
+
+
+async def test_others_have_their_turn_between_replies_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def there(connection: AbstractConnection) -> bytes:
+        return b""
+
+    monkeypatch.setattr(AbstractConnection, "read_response", there)
+
+    async def read() -> None:
+        connection = _Tcp(host="127.0.0.1", port=1)
+        for _ in range(10 * REPLIES_AT_ONCE):
+            await connection.read_response()
+
+    reading, turns = asyncio.create_task(read()), 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert 10 <= turns < 20

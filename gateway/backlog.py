@@ -1,0 +1,130 @@
+"""What one replica has to prefill, as a gateway knows it: its last report, dead-reckoned.
+
+The queue is a level that sinks at the rate at which the replica prefills, and rises by what is sent to it. A report
+sets it anew: that is the truth of its moment, counts a block that several prompts wait for once, and only what is left
+of a prompt under way. What was sent since is added again. And it can't be more than what isn't known to be done:
+requests are known one by one, our own by their leases and other gateways' by their intents, so the queue's make-up by
+size is known as well. Pure.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.routing.candidates import SIZES, size_class
+from replica.protocol.records import HEARTBEAT_TTL_S
+
+INTENT_TTL_S = HEARTBEAT_TTL_S
+"""For an intent that no report covers: its gateway may be dead, and a live replica's next heartbeat is long read."""
+COVERED_TTL_S = 60.0
+INTENTS_MAX = 4096
+FLIGHT_S = 0.002
+"""A request that was sent so shortly before a report isn't in it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    tokens: int
+    at: float
+    is_own: bool
+
+
+class Backlog:
+    __slots__ = (
+        *("_reported", "_reported_at", "_waiting", "as_of", "known", "level", "size_counts", "size_tokens"),
+        "unknown",
+    )
+
+    def __init__(self) -> None:
+        self.level = 0.0
+        """Tokens at the time `as_of`."""
+        self.as_of = float("-inf")
+        self.unknown = 0
+        """Of the last report, what nobody has told of."""
+        self.known = 0
+        """What all known requests were sent with, as far as they aren't done."""
+        self.size_tokens = np.zeros(SIZES)
+        """Of those, by the size of what each has uncached; and how many they are."""
+        self.size_counts = np.zeros(SIZES)
+        self._waiting: dict[Hashable, _Waiting] = {}
+        self._reported = 0
+        self._reported_at = float("-inf")
+
+    @property
+    def bound(self) -> int:
+        return self.unknown + self.known
+
+    @property
+    def requests(self) -> int:
+        """Known to wait."""
+        return len(self._waiting)
+
+    def tokens(self, now: float, tokens_per_s: float) -> float:
+        return min(max(self.requests, self.level - tokens_per_s * (now - self.as_of)), self.bound)
+
+    def report(self, tokens: int, at: float, tokens_per_s: float) -> None:
+        """What the replica says that it had before it at that time."""
+        self._reported_at = self.as_of = at
+        self.level = self._reported = tokens
+        if tokens == 0:
+            # Whoever told of them may be dead.
+            for key in [key for key, one in self._waiting.items() if not one.is_own and not self._is_new(one)]:
+                self.done(key)
+        covered = sum(one.tokens for one in self._waiting.values() if not self._is_new(one))
+        self.unknown = max(0, tokens - covered)
+        for one in self._waiting.values():
+            if self._is_new(one):
+                self._rise(one, tokens_per_s)
+
+    def sent(self, key: Hashable, tokens: int, at: float, tokens_per_s: float, *, is_own: bool) -> None:
+        """Own requests are ended by `done` alone, others' also by `expire`."""
+        if key in self._waiting or (not is_own and len(self._waiting) >= INTENTS_MAX):
+            return
+        one = _Waiting(tokens, at, is_own)
+        is_new = self._is_new(one)
+        if not (is_own or is_new or self._reported):
+            # Heard of late: it is done.
+            return
+        self._waiting[key] = one
+        self._count(one, 1)
+        if is_new:
+            self._rise(one, tokens_per_s)
+
+    def done(self, key: Hashable) -> None:
+        """Nothing of it is left to prefill; of one that isn't known, nothing follows."""
+        one = self._waiting.pop(key, None)
+        if one is not None:
+            self._count(one, -1)
+
+    def expire(self, now: float) -> bool:
+        """Whether anything has ended: call it now and then."""
+        old = [
+            key
+            for key, one in self._waiting.items()
+            if not one.is_own and one.at < now - (INTENT_TTL_S if self._is_new(one) else COVERED_TTL_S)
+        ]
+        for key in old:
+            self.done(key)
+        return bool(old)
+
+    def forget_new(self) -> None:
+        """No more will be heard of what others have sent: only the report stays."""
+        for key in [key for key, one in self._waiting.items() if not one.is_own and self._is_new(one)]:
+            self.done(key)
+
+    def _is_new(self, one: _Waiting) -> bool:
+        """Not in the report yet."""
+        return one.at > self._reported_at - FLIGHT_S
+
+    def _rise(self, one: _Waiting, tokens_per_s: float) -> None:
+        at = max(one.at, self.as_of)
+        sunk = tokens_per_s * (at - self.as_of) if self.level else 0.0
+        self.level = max(0.0, self.level - sunk) + one.tokens
+        self.as_of = at
+
+    def _count(self, one: _Waiting, sign: int) -> None:
+        self.known += sign * one.tokens
+        place = size_class(one.tokens)
+        self.size_tokens[place] += sign * one.tokens
+        self.size_counts[place] += sign

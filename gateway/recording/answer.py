@@ -1,0 +1,35 @@
+"""How many tokens an answer has, from the bytes that pass by. Pure.
+
+A quote within a JSON string is escaped, so nothing that a model says looks like what is searched for here.
+"""
+
+import re
+
+_TOLD = re.compile(rb'"completion_tokens": ?(\d{1,9})')
+_CHUNK = b'"finish_reason":null'
+"""Every chunk but the last of each choice: one a token, unless several came at once."""
+_TAIL_BYTES = 2048
+"""The usage comes last, just before `[DONE]`."""
+
+
+class AnswerCount:
+    """Feed it a stream's events, or a whole answer, as they go to the client."""
+
+    def __init__(self) -> None:
+        self._chunks = 0
+        self._tail = b""
+
+    def feed(self, data: bytes) -> None:
+        self._chunks += data.count(_CHUNK)
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+    @property
+    def told(self) -> int | None:
+        """As the usage says, where the client has asked for it or got a whole answer."""
+        found = _TOLD.findall(self._tail)
+        return int(found[-1]) if found else None
+
+    @property
+    def tokens(self) -> int:
+        told = self.told
+        return self._chunks if told is None else told

@@ -1,0 +1,89 @@
+"""What became of the prompt tokens that a fleet has computed before: the steps from there to what a cache gave.
+
+    computed    by any replica, ever, as far as this gateway saw and remembers
+    resident    in some replica's cache when it was decided, by the digests
+    usable      … of a replica that could be chosen
+    chosen      … of the one that was
+    delivered   by its engine
+
+Each step down is a loss with a cause, and they add up to computed − delivered. A step is never lower than one below it:
+a cache that gives more than its digest had said (because somebody else's prompt was just finished there) shows that so
+much was there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.routing.reason import Reason
+
+STEPS = ("computed", "resident", "usable", "chosen", "delivered", "expected")
+"""Fields of a Ladder that are counted."""
+
+CAUSES = ("evicted", "fingerprint", "draining", "unavailable", "load", "tie", "spread", "policy", "stale")
+"""Of a loss.
+
+evicted: no digest holds it any more, or the replica that held it is gone.
+fingerprint: computed only by replicas that get no credit for their caches; what those hold now can't be known.
+draining, unavailable: held by a replica that couldn't be chosen.
+load, tie, spread, policy: a candidate had more and was left, for this reason (see reason.py).
+stale: predicted for the choice, and not delivered.
+"""
+
+Barrier = Literal["draining", "unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Prompt tokens that could come from a cache, in whole blocks: what was known when it was decided."""
+
+    computed: int
+    """Before, by replicas with credit."""
+    computed_without_credit: int
+    resident: int
+    barrier: Barrier
+    """Why whoever holds more than any candidate couldn't be chosen."""
+    usable: int
+    chosen: int
+    """By the choice's digest."""
+    expected: int
+    """At the choice, with what is just being computed there for others; at least `chosen`."""
+    left_for: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    computed: int
+    resident: int
+    usable: int
+    chosen: int
+    delivered: int
+    expected: int
+    """Not a step: what the choice was only expected to have by then."""
+    losses: Mapping[str, int]
+    """By cause, those of zero left out."""
+
+
+def climb(known: Known, delivered: int) -> Ladder:
+    # What is expected at the choice counts as predicted as far as it is certain that it had been computed.
+    predicted = max(known.chosen, min(known.expected, known.usable), delivered)
+    usable = max(known.usable, predicted)
+    resident = max(known.resident, usable)
+    credited = max(known.computed, resident)
+    computed = max(credited, known.computed_without_credit)
+    losses = {
+        "fingerprint": computed - credited,
+        "evicted": credited - resident,
+        known.barrier: resident - usable,
+        str(known.left_for): usable - predicted,
+        "stale": predicted - delivered,
+    }
+    return Ladder(
+        computed=computed,
+        resident=resident,
+        usable=usable,
+        chosen=predicted,
+        delivered=delivered,
+        expected=max(0, known.expected - known.chosen),
+        losses={cause: tokens for cause, tokens in losses.items() if tokens},
+    )

@@ -1,0 +1,108 @@
+"""How far a replica's digest is borne out by what its cache gives. Pure; time is passed in.
+
+Every answer is held against what was predicted when it was routed, in two ways:
+
+- Of the tokens that the digest promised, how many came? Less than all of them: it promises blocks that aren't there.
+- Of those that nobody promised, how many came all the same? More than a few: it is behind, or lost.
+
+What a gateway merely expected, of requests that it had just sent there itself, is in neither: if that doesn't come
+true, the gateway was wrong and not the replica; and if it does, the digest had no time to tell of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from replica.protocol.hashing import BLOCK_SIZE
+
+KEPT = 0.8
+"""Of the weight of all answers before, at each answer: a replica that lies loses half its credit within four equal
+ones, and within 14 however big the honest ones before were and small these are."""
+
+WEIGHT_MIN = 256
+WEIGHT_MAX = 4096
+"""Answers weigh by the tokens at stake, within these bounds: a short prompt hardly outweighs a long one, and neither
+does a giant one outweigh twenty after it."""
+
+WEIGHT_AT_START = 4096
+"""Of the belief that a replica, or an epoch of it, starts with: one odd answer is no lie."""
+
+FADE_S = 600.0
+"""Beliefs go back to where they started from by 1/e in this time, whether or not any request goes there: a replica
+without credit might not get one that could speak for it."""
+
+NOISE = 0.05
+"""A share of unpromised tokens that digests under way and other gateways' requests explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of what a replica's cache would give to a prompt, as it was routed; in tokens."""
+
+    possible: int
+    """By a cache that has all of the prompt."""
+    expected: int
+    """In its cache, or about to be for requests that this gateway had just sent there."""
+    held: int
+    """In its cache, by its digest. Never more than expected."""
+
+    def came(self, delivered: int) -> int:
+        """In whole blocks, as digests tell of them: an engine may count single tokens."""
+        return min(delivered - delivered % BLOCK_SIZE, self.possible)
+
+    def errors(self, delivered: int) -> dict[str, int]:
+        """Tokens, by whose error they are: `promised` by the digest and not there, `expected` by this gateway in vain,
+        `unpromised` and there all the same."""
+        came = self.came(delivered)
+        return {
+            "promised": max(0, self.held - came),
+            "expected": max(0, self.expected - max(came, self.held)),
+            "unpromised": max(0, came - self.expected),
+        }
+
+
+class Trust:
+    """In one epoch of one replica."""
+
+    __slots__ = ("_honoured", "_unpromised")
+
+    def __init__(self) -> None:
+        self._honoured = _Share(1.0)
+        self._unpromised = _Share(0.0)
+
+    def observe(self, prediction: Prediction, delivered: int, now: float) -> None:
+        errors = prediction.errors(delivered)
+        self._honoured.observe(prediction.held - errors["promised"], prediction.held, now)
+        self._unpromised.observe(errors["unpromised"], prediction.possible - prediction.expected, now)
+
+    def honoured(self, now: float) -> float:
+        """Of the tokens that the digest promises, the share to count on."""
+        return self._honoured.at(now)
+
+    def unpromised(self, now: float) -> float:
+        """Of the tokens that nobody promises, the share to count on."""
+        share = self._unpromised.at(now)
+        return share if share > NOISE else 0.0
+
+
+class _Share:
+    """A mean of what came of what was at stake, weighted by the latter; the older, the less it counts."""
+
+    __slots__ = ("_at", "_start", "_value", "_weight")
+
+    def __init__(self, start: float) -> None:
+        self._start = self._value = start
+        self._weight: float = WEIGHT_AT_START
+        self._at = 0.0
+
+    def observe(self, came: int, at_stake: int, now: float) -> None:
+        if at_stake <= 0:
+            return
+        before = self.at(now)
+        weight = min(WEIGHT_MAX, max(WEIGHT_MIN, at_stake))
+        self._weight *= KEPT
+        self._value = (self._weight * before + weight * came / at_stake) / (self._weight + weight)
+        self._weight += weight
+        self._at = now
+
+    def at(self, now: float) -> float:
+        return self._start + (self._value - self._start) * math.exp(min(0.0, self._at - now) / FADE_S)

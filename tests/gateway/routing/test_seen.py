@@ -1,0 +1,39 @@
+from random import Random
+
+from gateway.routing.seen import SeenBlocks
+from tests.gateway.fakes import blocks
+
+
+def test_it_knows_what_was_computed_and_how_far() -> None:
+    seen = SeenBlocks(1 << 12)
+    path, other = list(blocks(1, 64)), list(blocks(2, 64))
+    assert seen.depth(path) == 0
+    seen.add(path[:40])
+    assert seen.depth(path) == 40
+    assert seen.depth(path[:10]) == 10
+    assert seen.depth([*path[:20], *other]) == 20
+    assert seen.depth(other) == 0
+    assert seen.depth([]) == 0
+
+
+def test_it_forgets_old_blocks_at_the_rate_that_it_says() -> None:
+    print("seed", 5)
+    rng = Random(5)
+    places = 1 << 12
+    seen = SeenBlocks(places)
+    old = [rng.getrandbits(64) for _ in range(1000)]
+    seen.add(old)
+    for _ in range(places):
+        seen.add([rng.getrandbits(64)])
+    kept = sum(seen.depth([block]) for block in old)
+    # exp(-1) of those that were there, and some of the 1,000 had fallen on each other.
+    assert 250 < kept < 420
+
+
+def test_a_hole_in_the_middle_costs_nothing() -> None:
+    seen = SeenBlocks(1 << 12)
+    path = list(blocks(1, 64))
+    seen.add(path)
+    seen.add([path[10] ^ (1 << 40)])
+    assert seen.depth(path[:11]) == 10
+    assert seen.depth(path) == 64
