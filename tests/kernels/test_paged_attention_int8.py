@@ -106,7 +106,8 @@ def test_length_zero_gives_zeros(cpu: Kernels, rng: torch.Generator, name: str) 
     case = in_int8(make(rng, [20, 20], [2, 1]), rng)
     case.row_len[1] = 0
     out = case.run({"cpu": cpu, "reference": reference}[name])
-    assert not out[1].any() and out[[0, 2]].all()
+    # Of the others a number may be zero by chance.
+    assert not out[1].any() and out[[0, 2]].any(dim=-1).all()
 
 
 @pytest.mark.parametrize(
