@@ -42,7 +42,7 @@ KV_LOAD_MAX = 0.8
 """The same of KV. Beyond it replicas' loads differ by chance more than by choice: with 0.97 a fleet near its limit had
 a fifth more mean TTFT."""
 
-ALIKE = 1.5
+ALIKE = 2.0
 """Replicas whose coefficients differ from the fleet's median by less than this factor are taken for equal: on shared
 cores a fit is no better, and all new contexts would go to the one that was luckiest while it was fitted."""
 
