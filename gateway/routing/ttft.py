@@ -79,19 +79,19 @@ class Ttft:
         new_s = prefill_wait_s(request.tokens, c, np.full_like(cached, cached.max()))
         shared_s = (prefill_s - new_s) * (1 - 1 / self._future_uses(request, c, now))
         price = SPREAD * self._busy.price(c.ids)
+        work_s = prefill_s - shared_s
         terms = {
             "queue_s": queue_wait_s(c, ahead),
             "place_s": place_wait_s(c, uncached, ahead),
             "prefill_s": prefill_s,
             "shared_s": -shared_s,
             "delay_s": ahead.passed * prefill_s,
-            "compute_s": (prefill_s - shared_s) * price,
+            "compute_s": work_s * price,
             "kv_s": _kv_s(c, uncached, ahead),
             "eviction_s": c.c_lin * BLOCK_SIZE * _evicted_blocks(c, uncached) * EVICTED_REUSE * c.reuse * (1 + price),
         }
         total = np.sum(list(terms.values()), axis=0)
-        computing_s = (prefill_s - shared_s) * (1 + price)
-        place = _place(request, c, total, computing_s, new_s)
+        place = _place(request, c, total, work_s * (1 + price), new_s)
         seen = {"cached_tokens": cached, "matched_blocks": c.matched_blocks}
         beliefs = {"trust": c.trust, "unpromised": c.unpromised}
         return decide(self, request, c, place, total, **terms, **seen, **beliefs)
