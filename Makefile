@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index bench-routing bench-peers clean
+.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index bench-routing bench-gateway bench-peers soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --ramp-s 20 --out out/demo
@@ -14,7 +14,7 @@ up: $(INSTALLED)
 
 # Two files at a time: most of them leave a core idle.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Needs RYOKAN_VLLM_PYTHON, a Python that has vLLM; takes minutes.
 test-vllm: $(INSTALLED)
@@ -38,6 +38,13 @@ bench-index: $(INSTALLED)
 # Peers take part that are installed in peers/venv-NAME, or below RYOKAN_PEERS_HOME; see loadtest/peers.md.
 bench-peers: $(INSTALLED)
 	$(BIN)/ryokan bench peers
+
+# nginx, haproxy and the peers take part where they are installed.
+bench-gateway: $(INSTALLED)
+	$(BIN)/ryokan bench gateway
+
+soak: $(INSTALLED)
+	$(BIN)/ryokan bench soak
 
 bench-routing: $(INSTALLED)
 	$(BIN)/ryokan bench routing

@@ -51,6 +51,9 @@ class FleetOptions:
     """Of replicas that compute nothing, as `ryokan replica` takes them; None: they compute the model."""
     record: Path | None = None
     """A trace of all requests goes there."""
+    shadow_policy: str | None = None
+    policy_file: Path | None = None
+    """It names both policies, instead of those above."""
 
     @property
     def threads_per_replica(self) -> int:
@@ -180,8 +183,12 @@ class LocalFleet:
             "--port": str(options.port),
         }
         flags |= self._key_flags
-        if options.record is not None:
-            flags["--record"] = str(options.record)
+        given = {
+            "--record": options.record,
+            "--shadow-policy": options.shadow_policy,
+            "--policy-file": options.policy_file,
+        }
+        flags |= {name: str(value) for name, value in given.items() if value is not None}
         return self._spawn("gateway", _command("gateway", flags), r"gateway ready on (http\S+)")
 
     def _spawn(self, name: str, command: list[str], ready_line: str) -> ManagedProcess:

@@ -13,12 +13,14 @@ _T = TypeVar("_T")
 class Waiters:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
+        """While somebody waits."""
 
     def notify(self) -> None:
         """Something changed: all that wait look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     async def until(self, ready: Callable[[], _T | None], deadline: float) -> _T | None:
         """What `ready` returns once it isn't None; None past the deadline."""
@@ -26,7 +28,7 @@ class Waiters:
             left = deadline - self._clock()
             if left <= 0:
                 return None
-            changed = self._changed
+            changed = self._changed = self._changed or asyncio.Event()
             try:
                 async with asyncio.timeout(min(left, RECHECK_S)):
                     await changed.wait()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -11,58 +10,71 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from gateway import admin, dry_run, handlers, introspect, policies, tokenize
+from gateway import admin, cors, dry_run, handlers, introspect, policies, tokenize
+from gateway.access import keyed, operator, public
+from gateway.access_log import AccessLog, Answered
 from gateway.addresses import AddressList
 from gateway.config import GatewayConfig
 from gateway.dispatch import Dispatcher
-from gateway.errors import INTERNAL, Answer, GatewayError, StartError, answer_for
-from gateway.explain import decision_headers
+from gateway.edge import CLIENT_GONE, Failure, guarded
+from gateway.errors import StartError
 from gateway.fleet import Fleet
 from gateway.hindsight import Hindsight
+from gateway.hold.desk import FrontDesk
 from gateway.identity import Identity
 from gateway.index.factory import make_index
 from gateway.index.reader import IndexReader
 from gateway.intents.outbox import Outbox
 from gateway.intents.publisher import IntentPublisher
 from gateway.keys import (
+    ANSWERED,
     BUDGET,
     CLOCK,
     CONFIG,
+    CONTEXT_LIMIT,
     DISPATCHER,
     FLEET,
+    GATE,
     INDEX,
     LIFECYCLE,
+    LIVE,
     METRICS,
+    OBSERVER,
+    PROBER,
     RECORDER,
     ROUTER,
     SHADOW,
     TEXT,
     TOKENIZER,
-    TRACE,
     TRACES,
     UPSTREAM,
+    ContextLimit,
     Lifecycle,
+    Live,
 )
 from gateway.metrics import Metrics
+from gateway.observer import Observer
+from gateway.openapi import handler as openapi
+from gateway.probes import Prober
 from gateway.recording.recorder import Recorder, TraceWriter
 from gateway.records_gate import RecordsGate
+from gateway.reload import RELOADER, Reloader, public_prompts, read_key_set
+from gateway.rescue import rescue
 from gateway.router import Router
+from gateway.routing.native.library import the_library
 from gateway.routing.registry import make_policy
 from gateway.routing.seen import SeenBlocks
 from gateway.routing.shadow import Shadow
+from gateway.tenants.gatekeeper import Gatekeeper
 from gateway.tokens import PromptTokenizer
 from gateway.traces import Traces
 from gateway.upstream import RetryBudget, Upstream
 from gateway.wire import Wire
-from replica.protocol import headers
-from replica.protocol.openai import RequestError, error_body
+from replica.protocol.otel import open_sink
 from replica.protocol.records import Keys
 from replica.protocol.redis_url import parse_redis_url
 from replica.protocol.text import ModelText
 
-log = logging.getLogger(__name__)
-
-CLIENT_GONE = 499
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -72,41 +84,58 @@ def make_app(
     *,
     registry: CollectorRegistry | None = None,
     clock: Callable[[], float] = time.monotonic,
+    load: Callable[[], GatewayConfig] | None = None,
 ) -> web.Application:
     """The application, not started. Run it with `handler_cancellation=True`: a client that leaves must cancel its
-    handler, which closes the connection to the replica, which then aborts. Raises UnknownPolicy or PolicyFileError."""
-    app = web.Application(client_max_size=config.body_limit, middlewares=[outermost])
-    app[CONFIG], app[TEXT], app[CLOCK] = config, text, clock
+    handler, which closes the connection to the replica, which then aborts. `load` reads the settings again, for changes
+    at run time; without it only the files that they name are read again.
+
+    Raises UnknownPolicy, PolicyFileError, KeyFileError or ConfigError."""
+    app = web.Application(client_max_size=config.body_limit, middlewares=[outermost, cors.options])
+    app[CONFIG], app[LIVE], app[TEXT], app[CLOCK] = config, Live(config), text, clock
+    app[GATE] = Gatekeeper(read_key_set(config), clock)
     app[LIFECYCLE] = Lifecycle(started_at=int(time.time()))
     app[METRICS] = Metrics(registry or CollectorRegistry())
     app[TRACES] = Traces()
+    app[openapi.BODY] = {}
     app[TOKENIZER] = PromptTokenizer(text, config.tokenise_threads)
-    app[FLEET] = Fleet(Identity.of(text, app[TOKENIZER].encoder.encode))
+    app[TOKENIZER].public = public_prompts(app[TOKENIZER], config)
+    identity = Identity.of(text, app[TOKENIZER].encoder.encode)
+    app[FLEET] = Fleet(identity)
+    app[CONTEXT_LIMIT] = ContextLimit(app[FLEET], text.max_context)
     app[INDEX] = make_index(config.index_max_blocks)
     chosen = policies.chosen(config)
     outbox = Outbox(secrets.token_hex(8), app[METRICS].intents_dropped)
     app[ROUTER] = Router(app[FLEET], app[INDEX], make_policy(chosen.policy), outbox)
     app[SHADOW] = Shadow(make_policy(chosen.shadow) if chosen.shadow else None)
     app[BUDGET] = RetryBudget(config.retry_budget, clock)
-    app.cleanup_ctx.extend([tokenizer, recorder, upstream, reader, intents, policy_file])
+    app.cleanup_ctx.extend([tokenizer, observer, recorder, upstream, rescuer])
+    if config.redis_url:
+        app.cleanup_ctx.extend([reader, intents])
+    if config.upstreams:
+        app[PROBER] = Prober(config, identity, text.max_context, app[FLEET], app[INDEX])
+        app.cleanup_ctx.append(prober)
+    app[RELOADER] = Reloader(app, load or (lambda: app[LIVE].config))
+    app.cleanup_ctx.extend([policy_file, reloading])
+    app.on_response_prepare.append(cors.add_headers)
     app.on_shutdown.append(drain)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", handlers.chat_completions),
-            web.post("/v1/completions", handlers.completions),
-            web.post("/tokenize", tokenize.tokenize),
-            web.post("/detokenize", tokenize.detokenize),
-            web.get("/v1/models", introspect.models),
-            web.get("/v1/models/{model:.+}", introspect.model),
+            *(web.post(path, public(handlers.on_aiohttp)) for path in handlers.PARSERS),
+            web.post("/tokenize", keyed(tokenize.tokenize)),
+            web.post("/detokenize", keyed(tokenize.detokenize)),
+            web.get("/v1/models", keyed(introspect.models)),
+            web.get("/v1/models/{model:.+}", keyed(introspect.model)),
+            web.get("/openapi.json", keyed(openapi.openapi)),
             web.get("/health", introspect.health),
             web.get("/ready", introspect.ready),
-            web.get("/metrics", introspect.metrics),
-            web.get("/replicas", introspect.replicas),
-            web.get("/route/explain/{request_id}", introspect.explain),
-            web.post("/route/dry-run", dry_run.dry_run),
-            web.get("/route/shadow", dry_run.shadow_table),
-            web.get("/trace/{request_id}", introspect.trace),
-            web.post("/admin/policy", admin.set_policy),
+            web.get("/metrics", operator(introspect.metrics)),
+            web.get("/replicas", operator(introspect.replicas)),
+            web.get("/route/explain/{request_id}", operator(introspect.explain)),
+            web.post("/route/dry-run", operator(dry_run.dry_run)),
+            web.get("/route/shadow", operator(dry_run.shadow_table)),
+            web.get("/trace/{request_id}", operator(introspect.trace)),
+            web.post("/admin/policy", operator(admin.set_policy, changes=True)),
         ]
     )
     return app
@@ -115,6 +144,21 @@ def make_app(
 async def tokenizer(app: web.Application) -> AsyncIterator[None]:
     yield
     app[TOKENIZER].close()
+
+
+async def observer(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    try:
+        access_log = AccessLog(config.access_log, app[METRICS].unlogged)
+    except OSError as error:
+        raise StartError(f"--access-log: {config.access_log} can't be written: {error.strerror}") from error
+    sink = open_sink(config.otlp_endpoint, "ryokan-gateway", app[ROUTER].outbox.gateway)
+    app[OBSERVER] = Observer(app[METRICS], access_log, sink)
+    app[OBSERVER].start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(app[OBSERVER].close)
 
 
 async def recorder(app: web.Application) -> AsyncIterator[None]:
@@ -137,7 +181,7 @@ async def recorder(app: web.Application) -> AsyncIterator[None]:
 
 async def upstream(app: web.Application) -> AsyncIterator[None]:
     async with Upstream(app[CONFIG].timeouts) as session:
-        metrics, seen = app[METRICS], SeenBlocks()
+        metrics, seen = app[METRICS], SeenBlocks(library=the_library())
         hindsight = Hindsight(introspect.model_name(app), app[FLEET].compatible, metrics, app[SHADOW], seen)
         app[UPSTREAM] = session
         app[DISPATCHER] = Dispatcher(
@@ -149,7 +193,15 @@ async def upstream(app: web.Application) -> AsyncIterator[None]:
             hindsight,
             app[CLOCK],
             app[CONFIG].timeouts.queue_s,
+            app[OBSERVER],
+            FrontDesk(app[ROUTER], app[CONFIG].bounds),
+            app[CONFIG].timeouts.first_byte_s,
         )
+        yield
+
+
+async def rescuer(app: web.Application) -> AsyncIterator[None]:
+    async with running(rescue(app[FLEET], app[UPSTREAM].pool), "rescue"):
         yield
 
 
@@ -161,7 +213,7 @@ async def reader(app: web.Application) -> AsyncIterator[None]:
         app[INDEX],
         app[FLEET],
         app[METRICS],
-        on_fleet=app[DISPATCHER].arrivals.notify,
+        on_fleet=app[DISPATCHER].fleet_changed,
         clock=app[CLOCK],
         gate=RecordsGate(keys, config.signer, AddressList(config.replica_networks)),
         on_intents=lambda record, now: app[METRICS].intents_received(app[ROUTER].heard(record, now)),
@@ -181,6 +233,13 @@ async def intents(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+async def prober(app: web.Application) -> AsyncIterator[None]:
+    """Watches the upstreams that tell nothing of themselves."""
+    probing = app[PROBER].run(app[DISPATCHER].fleet_changed, app[CLOCK])
+    async with running(probing, "prober"):
+        yield
+
+
 async def policy_file(app: web.Application) -> AsyncIterator[None]:
     path = app[CONFIG].policy_file
     if path is None:
@@ -191,6 +250,11 @@ async def policy_file(app: web.Application) -> AsyncIterator[None]:
         policies.use(names, app[ROUTER], app[SHADOW])
 
     async with running(policies.follow(path, change), "policy file"):
+        yield
+
+
+async def reloading(app: web.Application) -> AsyncIterator[None]:
+    async with running(app[RELOADER].run(), "reload"):
         yield
 
 
@@ -208,57 +272,34 @@ async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[N
 async def drain(app: web.Application) -> None:
     """Streams in flight go on for the grace time; what is left then is cut, and its clients get an error event."""
     app[LIFECYCLE].draining = True
-    await app[BUDGET].idle(app[CLOCK]() + app[CONFIG].timeouts.grace_s)
-    await app[UPSTREAM].close()
+    leave_by = app[LIFECYCLE].leave_by
+    await app[BUDGET].idle(app[CLOCK]() + app[LIVE].config.timeouts.grace_s if leave_by is None else leave_by)
+    app[UPSTREAM].close()
 
 
 @web.middleware
 async def outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every error into OpenAI's shape, and counts every answer."""
-    status = CLIENT_GONE
+    """Turns every error into OpenAI's shape, and counts and logs every answer but the hot routes', which do so
+    themselves."""
+    status, code, began = CLIENT_GONE, None, request.app[CLOCK]()
     try:
-        response = await _answer(request, handler)
+        answer = await guarded(handler(request), lambda: None)
+        code = answer.code if isinstance(answer, Failure) else None
+        response = _response(answer) if isinstance(answer, Failure) else answer
         status = response.status
         return response
     finally:
-        resource = request.match_info.route.resource
-        endpoint = "unmatched" if resource is None else resource.canonical
-        request.app[METRICS].answered(endpoint, request.app[ROUTER].policy.name, status)
+        if ANSWERED not in request:
+            _observe(request, status, code, request.app[CLOCK]() - began)
 
 
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        return _error(request, Answer(error.status, kind, None), error.reason, extra=allow)
-    except RequestError as error:
-        answer = Answer(400, "invalid_request_error", error.code)
-        return _error(request, answer, str(error), param=error.param)
-    except GatewayError as error:
-        return _error(request, answer_for(error), str(error))
-    except ConnectionError:
-        # The client went away while its answer was being written.
-        raise
-    except Exception:
-        log.exception("request %s failed", request[TRACE].request_id if TRACE in request else "without id")
-        return _error(request, INTERNAL, "internal error")
+def _observe(request: web.Request, status: int, code: str | None, took_s: float) -> None:
+    resource = request.match_info.route.resource
+    endpoint = "unmatched" if resource is None else resource.canonical
+    request_id = handlers.given_id(request.headers)
+    answered = Answered(request.method, request.path, endpoint, status, took_s, request_id, code)
+    request.app[OBSERVER].answered(answered, None, request.app[ROUTER].policy.name)
 
 
-def _error(
-    request: web.Request,
-    answer: Answer,
-    message: str,
-    *,
-    param: str | None = None,
-    extra: dict[str, str] | None = None,
-) -> web.Response:
-    fields = dict(extra or {})
-    if answer.retry_after_s is not None:
-        fields["Retry-After"] = str(answer.retry_after_s)
-    if TRACE in request:
-        fields[headers.REQUEST_ID] = request[TRACE].request_id
-        fields |= decision_headers(request[TRACE].considered)
-    body = error_body(message, type=answer.type, param=param, code=answer.code)
-    return web.Response(body=body, status=answer.status, content_type="application/json", headers=fields)
+def _response(failure: Failure) -> web.Response:
+    return web.Response(body=failure.body, status=failure.status, headers=failure.headers)

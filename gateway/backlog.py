@@ -7,12 +7,13 @@ requests are known one by one, our own by their leases and other gateways' by th
 size is known as well. Pure.
 """
 
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.routing.candidates import SIZES, size_class
+from gateway.routing.candidates import SIZES, Floats, size_class
 from replica.protocol.records import HEARTBEAT_TTL_S
 
 INTENT_TTL_S = HEARTBEAT_TTL_S
@@ -31,10 +32,7 @@ class _Waiting:
 
 
 class Backlog:
-    __slots__ = (
-        *("_reported", "_reported_at", "_waiting", "as_of", "known", "level", "size_counts", "size_tokens"),
-        "unknown",
-    )
+    __slots__ = (*("_reported", "_reported_at", "_waiting", "as_of", "known", "level", "sizes", "unknown"),)
 
     def __init__(self) -> None:
         self.level = 0.0
@@ -44,9 +42,8 @@ class Backlog:
         """Of the last report, what nobody has told of."""
         self.known = 0
         """What all known requests were sent with, as far as they aren't done."""
-        self.size_tokens = np.zeros(SIZES)
-        """Of those, by the size of what each has uncached; and how many they are."""
-        self.size_counts = np.zeros(SIZES)
+        self.sizes = array("d", bytes(8 * 2 * SIZES))
+        """Of those tokens by the size of what each has uncached, then how many requests they are."""
         self._waiting: dict[Hashable, _Waiting] = {}
         self._reported = 0
         self._reported_at = float("-inf")
@@ -54,6 +51,14 @@ class Backlog:
     @property
     def bound(self) -> int:
         return self.unknown + self.known
+
+    @property
+    def size_tokens(self) -> Floats:
+        return np.frombuffer(self.sizes)[:SIZES]
+
+    @property
+    def size_counts(self) -> Floats:
+        return np.frombuffer(self.sizes)[SIZES:]
 
     @property
     def requests(self) -> int:
@@ -99,6 +104,8 @@ class Backlog:
 
     def expire(self, now: float) -> bool:
         """Whether anything has ended: call it now and then."""
+        if not self._waiting:
+            return False
         old = [
             key
             for key, one in self._waiting.items()
@@ -126,5 +133,5 @@ class Backlog:
     def _count(self, one: _Waiting, sign: int) -> None:
         self.known += sign * one.tokens
         place = size_class(one.tokens)
-        self.size_tokens[place] += sign * one.tokens
-        self.size_counts[place] += sign
+        self.sizes[place] += sign * one.tokens
+        self.sizes[SIZES + place] += sign

@@ -3,19 +3,27 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import aiohttp
 import orjson
 
 from gateway.admission import Waiters
+from gateway.config import Timeouts
+from gateway.deadline import first_byte_within
 from gateway.errors import NoReplica, ReplicaBusy, ReplicaDied, ReplicaFailed, ReplicaUnreachable, UpstreamError
 from gateway.fleet import Incarnation, Lease
 from gateway.hindsight import Hindsight
+from gateway.hold.desk import FrontDesk
+from gateway.hold.guest import Guest, Terms
+from gateway.hold.reception import Reception
+from gateway.http.client import Answer
 from gateway.metrics import Metrics
+from gateway.observer import Observer
+from gateway.resume import Progress
 from gateway.router import Considered, Router
 from gateway.routing.base import Decision, RouteRequest
+from gateway.tenants.caller import ANONYMOUS, Caller
 from gateway.traces import Attempt, Trace, Traces
 from gateway.trust import Prediction
 from gateway.upstream import RetryBudget, Upstream
@@ -24,6 +32,9 @@ from replica.protocol.hashing import BLOCK_SIZE
 
 MAX_ATTEMPTS = 5
 """A prompt that fails wherever it goes must not visit a whole fleet."""
+
+RESUME_WAIT_S = 0.75
+"""For a replica that can go on with a stream, where there is none: then its client is told."""
 
 _T = TypeVar("_T")
 
@@ -35,6 +46,9 @@ class Call:
     path: str
     payload: dict[str, Any]
     """What the replica gets, but for the model's name."""
+    as_text: Callable[[], dict[str, Any]] | None
+    """The same for an engine that isn't ours: the prompt as the client sent it. None where there is no such engine, as
+    it keeps the text for as long as the stream lives."""
     prompt: RouteRequest
     total_tokens: int
     """Prompt and the shortest answer that will do."""
@@ -42,6 +56,14 @@ class Call:
     """Answers that the replica decodes side by side."""
     traced: bool
     trace: Trace
+    terms: Terms = field(default_factory=Terms)
+    caller: Caller = ANONYMOUS
+    progress: Progress | None = None
+    """Of a stream: how far it has come."""
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.progress is not None and bool(self.progress.shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +72,25 @@ class Routed:
 
     decision: Decision
     epoch: str
-    answer: aiohttp.ClientResponse
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an attempt tells those that wait, and its own bounds."""
+
+    reception: Reception
+    guest: Guest
+    bound: asyncio.Timeout
+
+    def taken(self) -> None:
+        """Its lease counts: the next one may be decided over."""
+        self.reception.wake()
+
+    def over(self) -> None:
+        """It has its first byte."""
+        self.bound.reschedule(None)
+        self.reception.leave(self.guest)
 
 
 class Dispatcher:
@@ -64,6 +104,9 @@ class Dispatcher:
         hindsight: Hindsight,
         clock: Callable[[], float],
         queue_s: float,
+        observer: Observer,
+        desk: FrontDesk,
+        longest_hold_s: float,
     ) -> None:
         self._router = router
         self._upstream = upstream
@@ -72,24 +115,40 @@ class Dispatcher:
         self._metrics = metrics
         self._hindsight = hindsight
         self._clock = clock
-        self._queue_s = queue_s
+        self._observer = observer
+        self.reception = Reception(desk, metrics, clock, queue_s, longest_hold_s)
         self.arrivals = Waiters(clock)
         """Told whenever a replica may have become routable."""
 
-    async def serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]]) -> _T:
-        """Routes, sends and relays. `relay` raises an UpstreamError only if the client has seen nothing yet.
+    def use(self, timeouts: Timeouts) -> None:
+        """For requests that wait from now on."""
+        self.reception.queue_s, self.reception.longest_s = timeouts.queue_s, timeouts.first_byte_s
 
-        Raises NoReplica, or the UpstreamError of the last attempt.
+    def fleet_changed(self) -> None:
+        """Replicas may have come or gone, or their queues have changed."""
+        self.arrivals.notify()
+        self.reception.wake()
+
+    async def serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]]) -> _T:
+        """Routes, sends and relays. `relay` raises an UpstreamError only if another replica may go on: the client has
+        seen nothing yet, or the call's progress says what.
+
+        Raises an AdmissionError, or the UpstreamError of the last attempt.
         """
+        async with first_byte_within(call.terms.deadline - self._clock()) as bound:
+            return await self._serve(call, relay, bound)
+
+    async def _serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]], bound: asyncio.Timeout) -> _T:
         tried: set[Incarnation] = set()
         failure: UpstreamError | None = None
         while True:
-            deadline = self._clock() + self._queue_s
-            with await self._retry_slot(failure, deadline) as slot:
-                decision = await self._route(call, tried, failure, deadline)
+            deadline = min(self._clock() + self.reception.queue_s, call.terms.deadline)
+            guest = Guest(call.prompt, call.total_tokens, call.terms, frozenset(tried))
+            with await self._retry_slot(failure, deadline) as slot, self.reception.hosting(guest):
+                decision = await self._route(call, guest, failure, deadline)
                 epoch = self._router.fleet.heartbeat(decision.choice).epoch
                 try:
-                    return await self._attempt(call, decision, slot, relay)
+                    return await self._attempt(call, decision, slot, relay, Waiting(self.reception, guest, bound))
                 except UpstreamError as error:
                     failure = error
                     tried.add((decision.choice, epoch))
@@ -97,7 +156,19 @@ class Dispatcher:
                     call.trace.attempts[-1].failure = error.reason
                     if len(call.trace.attempts) >= MAX_ATTEMPTS:
                         raise
-                    self._metrics.retries.labels(error.reason).inc()
+                    call = self._again(call, tried, error)
+
+    def _again(self, call: Call, tried: set[Incarnation], error: UpstreamError) -> Call:
+        """What is sent next: the same, or what goes on after all that the client has."""
+        progress = call.progress
+        if progress is None or not progress.shown:
+            self._metrics.retries.labels(error.reason).inc()
+            return call
+        fleet = self._router.fleet
+        tried |= {(name, beat.epoch) for name in fleet.present() if not (beat := fleet.heartbeat(name)).resumes}
+        # The prompt, and what of the answer there is.
+        prompt = replace(call.prompt, tokens=call.trace.prompt_tokens + progress.tokens)
+        return replace(call, prompt=prompt, total_tokens=max(call.total_tokens, prompt.tokens + 1))
 
     async def _retry_slot(self, failure: UpstreamError | None, deadline: float) -> ExitStack:
         """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget."""
@@ -105,52 +176,78 @@ class Dispatcher:
             return ExitStack()
         return await self._budget.take(deadline)
 
-    async def _route(
-        self, call: Call, tried: set[Incarnation], failure: UpstreamError | None, deadline: float
-    ) -> Decision:
-        """Waits for a replica where there was none, or where the one tried has just gone and will come back."""
-        decision = self._decide(call, tried)
-        if decision is None and isinstance(failure, ReplicaUnreachable | ReplicaDied | None):
-            decision = await self.arrivals.until(lambda: self._decide(call, tried), deadline)
-        if decision is None:
-            raise failure or NoReplica(f"no replica is ready; waited {self._queue_s:g} s for one")
-        return decision
-
-    def _decide(self, call: Call, tried: set[Incarnation]) -> Decision | None:
-        begin = self._clock()
-        self._router.expire(begin)
-        considered = self._router.consider(call.prompt, call.total_tokens, tried, begin)
-        if considered is None:
-            return None
+    async def _route(self, call: Call, guest: Guest, failure: UpstreamError | None, deadline: float) -> Decision:
+        """Waits for its turn; and for a replica where there was none, or where the one tried has just gone and will
+        come back."""
+        arrived = self._arrive(call, guest)
+        if not arrived and isinstance(failure, ReplicaUnreachable | ReplicaDied | None):
+            if call.is_resumed:
+                deadline = min(deadline, self._clock() + RESUME_WAIT_S)
+            arrived = await self.arrivals.until(lambda: self._arrive(call, guest) or None, deadline) or False
+        if not arrived:
+            raise failure or NoReplica(f"no replica is ready; waited {self.reception.queue_s:g} s for one")
+        if guest.is_held:
+            call.trace.mark("held", self._clock(), replica=guest.target)
+            try:
+                await self.reception.turn(guest)
+            finally:
+                call.trace.held_s = guest.held_s
+        considered = guest.considered
+        assert considered is not None
         decision = considered.decision
-        self._metrics.routing.labels(decision.policy).observe(self._clock() - begin)
         self._traces.decided(call.trace, considered)
         call.trace.mark(
             "routed", self._clock(), replica=decision.choice, predicted_cached_tokens=decision.cached_tokens
         )
         return decision
 
+    def _arrive(self, call: Call, guest: Guest) -> bool:
+        begin = self._clock()
+        arrived = self.reception.arrive(guest)
+        if arrived:
+            self._metrics.routed(self._router.policy.name, self._clock() - begin)
+        return arrived
+
     async def _attempt(
-        self, call: Call, decision: Decision, slot: ExitStack, relay: Callable[[Routed], Awaitable[_T]]
+        self,
+        call: Call,
+        decision: Decision,
+        slot: ExitStack,
+        relay: Callable[[Routed], Awaitable[_T]],
+        waiting: Waiting,
     ) -> _T:
         heartbeat = self._router.fleet.heartbeat(decision.choice)
-        body = orjson.dumps(call.payload | {"model": heartbeat.model})
-        sent_headers = {headers.REQUEST_ID: call.trace.request_id, "Content-Type": "application/json"}
+        progress = call.progress
+        sent_headers = {headers.REQUEST_ID: call.trace.request_id, "content-type": "application/json"}
+        if progress is not None:
+            sent_headers[headers.RESUMABLE] = progress.header
         if call.traced:
             sent_headers[headers.TRACE] = "1"
         lease = self._router.take(call.prompt, decision, self._clock(), call.choices)
+        waiting.taken()
         try:
-            call.trace.attempts.append(Attempt(decision.choice))
+            call.trace.attempts.append(Attempt(decision.choice, after_tokens=progress.tokens if progress else 0))
+            sent_headers |= self._observer.attempt(call.trace)
             call.trace.replica_url, call.trace.replica_traced = heartbeat.url, call.traced
             call.trace.mark("dispatched", self._clock(), replica=decision.choice)
             # NOTE: soon is when the bytes that somebody waits for are on their way; no error in it fails the request.
             asyncio.get_running_loop().call_soon(self._sent, call.trace, call.trace.considered)
-            async with self._upstream.post(heartbeat.url + call.path, body, sent_headers) as answer:
+            # NOTE: no name for the body, which would live as long as the stream.
+            is_ours = not self._router.fleet.is_silent(decision.choice)
+            answer = await self._upstream.post(
+                heartbeat.url + call.path, _body(call, heartbeat.model, is_ours), sent_headers
+            )
+            try:
                 slot.close()
                 routed = Routed(decision, heartbeat.epoch, answer)
-                if answer.status == 200:
+                if answer.status == 200 and call.is_resumed:
+                    self._resumed(call, routed, lease)
+                elif answer.status == 200:
                     self._first_byte(call, routed, lease)
+                waiting.over()
                 result = await relay(routed)
+            finally:
+                answer.close()
             call.trace.mark("done", self._clock())
             return result
         finally:
@@ -168,6 +265,16 @@ class Dispatcher:
         raw = routed.answer.headers.get(headers.DELIVERED_TOKENS, "")
         if raw.isascii() and raw.isdigit():
             self.told(call, routed, int(raw))
+
+    def _resumed(self, call: Call, routed: Routed, lease: Lease) -> None:
+        """The prompt's first token is long past: that isn't measured twice."""
+        if headers.RESUMABLE not in routed.answer.headers:
+            raise ReplicaFailed("the replica can't go on with an answer")
+        now = self._clock()
+        lease.first_token(now)
+        call.trace.mark("resumed", now, replica=routed.decision.choice)
+        self._router.fleet.succeeded(routed.decision.choice)
+        self._metrics.resumes.labels("resumed").inc()
 
     def told(self, call: Call, routed: Routed, delivered: int) -> None:
         """The replica has said how much of the prompt its cache gave. The first time counts, and a number that can't be
@@ -204,7 +311,13 @@ class Dispatcher:
         elif not isinstance(error, ReplicaBusy):
             self._router.fleet.trip(replica, self._clock())
 
-    def broke_off(self, replica: str) -> None:
-        """An answer that had begun came to no end."""
-        self._metrics.broken_streams.inc()
-        self._router.fleet.trip(replica, self._clock())
+    def broke_off(self, call: Call, error: UpstreamError) -> None:
+        """An answer that had begun came to no end, and no other replica is asked."""
+        call.trace.attempts[-1].failure = error.reason
+        self._blame(call.trace.attempts[-1].replica, error)
+
+
+def _body(call: Call, model: str, is_ours: bool) -> bytes:
+    payload = call.payload if is_ours or call.as_text is None else call.as_text()
+    added = {} if call.progress is None else call.progress.field()
+    return orjson.dumps(payload | {"model": model} | added)

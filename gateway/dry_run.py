@@ -5,9 +5,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gateway.bodies import read_body
 from gateway.errors import NoReplica
 from gateway.explain import decision_explained
-from gateway.handlers import Parsed, check, parse_for, prompt_of, read_body, route_request, total_tokens
+from gateway.handlers import Parsed, check, parse_for, prompt_of, route_request, total_tokens
 from gateway.introspect import json_response, max_context, model_name
 from gateway.keys import CLOCK, FLEET, ROUTER, SHADOW, TEXT
 from gateway.routing.base import Policy
@@ -28,7 +29,7 @@ async def dry_run(request: web.Request) -> web.Response:
     openai.output_limit(len(prompt.tokens), parsed.max_new_tokens, max_context(app))
     policy = _policy(app, request.query.get("policy"))
     tokens = total_tokens(parsed, prompt)
-    asked = route_request(request, parsed, prompt)
+    asked = route_request(request.headers, parsed, prompt)
     considered = app[ROUTER].consider(asked, tokens, frozenset(), app[CLOCK](), policy)
     if considered is None:
         states = {replica: status.state for replica, status in app[FLEET].statuses(app[CLOCK]()).items()}

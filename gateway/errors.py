@@ -1,10 +1,16 @@
 """Every way a request can fail at the gateway, as a tree by phase, and the one table from it to HTTP."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 
 class GatewayError(Exception):
     """Base of the tree. The message is meant for the client, so it holds no secret and no traceback."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        """`retry_after_s`: where more is known than the table says."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class StartError(GatewayError):
@@ -31,6 +37,10 @@ class NotAuthorised(RequestPhaseError):
     pass
 
 
+class UnknownKey(RequestPhaseError):
+    pass
+
+
 class UnknownRequest(RequestPhaseError):
     pass
 
@@ -41,6 +51,34 @@ class AdmissionError(GatewayError):
 
 class NoReplica(AdmissionError):
     pass
+
+
+class Limited(AdmissionError):
+    """The caller has had its share for now."""
+
+
+class RequestRateLimit(Limited):
+    pass
+
+
+class TokenRateLimit(Limited):
+    pass
+
+
+class ConcurrencyLimit(Limited):
+    pass
+
+
+class QueueFull(AdmissionError):
+    pass
+
+
+class DeadlineOutOfReach(AdmissionError):
+    """By prediction; nothing was computed."""
+
+
+class DeadlinePassed(AdmissionError):
+    """Before the first byte."""
 
 
 class UpstreamError(GatewayError):
@@ -96,8 +134,15 @@ ANSWERS: dict[type[GatewayError], Answer] = {
     UnsupportedEncoding: Answer(415, "invalid_request_error", "unsupported_encoding"),
     NotLoopback: Answer(403, "permission_error", "loopback_only"),
     NotAuthorised: Answer(401, "authentication_error", "invalid_api_key"),
+    UnknownKey: Answer(401, "invalid_request_error", "invalid_api_key"),
     UnknownRequest: Answer(404, "invalid_request_error", "request_not_found"),
+    RequestRateLimit: Answer(429, "rate_limit_error", "request_rate_exceeded"),
+    TokenRateLimit: Answer(429, "rate_limit_error", "token_rate_exceeded"),
+    ConcurrencyLimit: Answer(429, "rate_limit_error", "concurrency_exceeded"),
     NoReplica: Answer(503, "service_unavailable", "no_replica", retry_after_s=1),
+    QueueFull: Answer(429, "rate_limit_error", "queue_full", retry_after_s=1),
+    DeadlineOutOfReach: Answer(503, "service_unavailable", "deadline_out_of_reach", retry_after_s=1),
+    DeadlinePassed: Answer(504, "timeout_error", "deadline_passed", retry_after_s=1),
     ReplicaUnreachable: Answer(502, "upstream_error", "replica_unreachable"),
     ReplicaDied: Answer(502, "upstream_error", "replica_died"),
     ReplicaTimeout: Answer(504, "upstream_error", "replica_timeout"),
@@ -106,8 +151,13 @@ ANSWERS: dict[type[GatewayError], Answer] = {
     RetryBudgetExhausted: Answer(503, "service_unavailable", "retry_budget_exhausted", retry_after_s=1),
 }
 
+RETRY_AFTER_MAX_S = 60
+
 INTERNAL = Answer(500, "server_error", "internal_error")
 
 
 def answer_for(error: GatewayError) -> Answer:
-    return ANSWERS.get(type(error), INTERNAL)
+    answer = ANSWERS.get(type(error), INTERNAL)
+    if error.retry_after_s is None:
+        return answer
+    return replace(answer, retry_after_s=max(1, min(RETRY_AFTER_MAX_S, ceil(error.retry_after_s))))

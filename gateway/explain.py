@@ -1,5 +1,6 @@
 """A decision in words and numbers: headers for the client, and what `/route/explain` says at 3 am."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,9 @@ def explained(trace: Trace) -> dict[str, Any]:
         "request_id": trace.request_id,
         **decided,
         "prompt_tokens": trace.prompt_tokens,
+        "held_s": _rounded(trace.held_s),
         "delivered_cached_tokens": trace.delivered_tokens,
-        "attempts": [{"replica": attempt.replica, "failure": attempt.failure} for attempt in trace.attempts],
+        "attempts": [asdict(attempt) for attempt in trace.attempts],
         "outcome": _outcome(trace),
         "shadow": _shadow(trace),
     }
@@ -147,6 +149,7 @@ def _why_barred(barred: Barred) -> str:
     states = {
         "ready": "this request has failed on it already, or its context is too small",
         "draining": "it is draining and takes nothing new",
+        "stuck": "its engine stands still",
         "ejected": "it has failed lately and is left alone for a while",
         "gone": "it sends no heartbeat any more",
     }

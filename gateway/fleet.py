@@ -10,20 +10,16 @@ from dataclasses import dataclass, field
 
 from gateway.backlog import Backlog
 from gateway.fleet_table import FleetTable
+from gateway.health import SLOW_START_S, Health
 from gateway.identity import Difference, Identity
 from gateway.index.prefix_index import Match
 from gateway.routing.candidates import Candidates, Mask
+from gateway.routing.native.library import the_library
 from gateway.trust import Prediction, Trust
 from replica.protocol.records import CostModel, Heartbeat, ReplicaState
 
 NEWER_S = 0.05
 """Two readings of one heartbeat differ by their round trips; two heartbeats by the sender's period."""
-
-BACK_OFF_S = 0.25
-BACK_OFF_MAX_S = 30.0
-FAILURES_IN_A_ROW = 3
-"""5xx answers without a success between them that take a replica out. One may be the prompt's own fault, and must not
-take out each replica that it is retried on."""
 
 REUSE_WEIGHT = 0.2
 """Of the newest observation."""
@@ -62,10 +58,7 @@ class _Member:
     """Leases that have got their first token."""
     decoding: int = 0
     """Their sequences, of which a request may have several."""
-    back_offs: int = 0
-    failures: int = 0
-    tripped_at: float = float("-inf")
-    closed_until: float = float("-inf")
+    health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)
     honoured: float = 1.0
     """By `trust`, when last looked at; so is the next."""
@@ -73,6 +66,10 @@ class _Member:
     reuse: float = 0.0
     stay_s: float = 0.0
     """From first token to end, of late."""
+    compatible: bool | None = None
+    """As the heartbeat says; None until somebody asks."""
+    first_tokens_at: float = 0.0
+    """The sum over all that are streaming."""
 
     def believe(self, now: float) -> None:
         self.honoured, self.unpromised = self.trust.honoured(now), self.trust.unpromised(now)
@@ -81,6 +78,11 @@ class _Member:
     def cost(self) -> CostModel:
         cost = self.heartbeat.cost
         return cost if cost.c_lin > 0 and cost.max_step_tokens > 0 else NOMINAL
+
+    @property
+    def is_up(self) -> bool:
+        """By what it says itself."""
+        return self.present and self.heartbeat.state is ReplicaState.READY and not self.health.stuck
 
     @property
     def leases(self) -> int:
@@ -98,6 +100,10 @@ class _Member:
         if seconds > 0:
             self.stay_s += STAY_WEIGHT * (seconds - self.stay_s) if self.stay_s else seconds
 
+    def streaming_for(self, now: float) -> float:
+        """Mean of those under way."""
+        return max(0.0, now - self.first_tokens_at / self.streaming) if self.streaming else 0.0
+
     def show_queue(self) -> None:
         """`show`, for what others change by the thousand."""
         backlog = self.backlog
@@ -110,27 +116,40 @@ class _Member:
             tokens_per_s=self.tokens_per_s,
             waiting=max(backlog.requests, self.heartbeat.load.waiting),
         )
-        self.table.write_sizes(self.heartbeat.replica, backlog.size_tokens, backlog.size_counts)
+        self.table.write_sizes(self.heartbeat.replica, backlog.sizes)
+
+    def show_leases(self) -> None:
+        """What a lease changes."""
+        self.show_queue()
+        decoding = max(self.decoding, self.heartbeat.load.decoding)
+        self.table.write(
+            self.heartbeat.replica,
+            decoding=decoding,
+            stay_s=self.stay_s or 2 * self.streaming_for(self.beat_at),
+            leases=self.leases,
+        )
+
+    def show_belief(self) -> None:
+        """What an answer changes."""
+        self.table.write(self.heartbeat.replica, trust=self.honoured, unpromised=self.unpromised, reuse=self.reuse)
 
     def show(self) -> None:
-        """To the table: after every change."""
-        self.show_queue()
+        """To the table, all of it."""
+        self.show_leases()
+        self.show_belief()
         load, cost = self.heartbeat.load, self.cost
         self.table.write(
             self.heartbeat.replica,
-            ready=self.present and self.heartbeat.state is ReplicaState.READY,
+            ready=self.is_up,
             max_context=self.heartbeat.max_context,
             beat_at=self.beat_at,
-            tripped_at=self.tripped_at,
-            closed_until=self.closed_until,
+            tripped_at=self.health.tripped_at,
+            closed_until=self.health.closed_until,
+            warm_at=self.health.warm_at,
             shortest_first=self.heartbeat.order == "shortest",
-            decoding=max(self.decoding, load.decoding),
             active_blocks=max(0, load.total_blocks - load.free_blocks - load.evictable_blocks),
             free_blocks=load.free_blocks,
             total_blocks=load.total_blocks,
-            trust=self.honoured,
-            unpromised=self.unpromised,
-            reuse=self.reuse,
             reuse_tokens=self.heartbeat.reuse_tokens,
             c0=cost.c0,
             c_lin=cost.c_lin,
@@ -138,7 +157,6 @@ class _Member:
             c_dec=cost.c_dec,
             step_tokens=cost.max_step_tokens,
             max_running=self.heartbeat.max_running,
-            stay_s=self.stay_s,
         )
 
 
@@ -166,16 +184,17 @@ class Lease:
         """Called once: at the first token, or at a release without one."""
         member.prefilling.add(self)
         member.backlog.sent(self, uncached_tokens, now, member.tokens_per_s, is_own=True)
-        member.show()
+        member.show_leases()
 
     def first_token(self, now: float) -> None:
         if self in self._member.prefilling:
             self._member.prefilling.remove(self)
             self._member.backlog.done(self)
             self._member.streaming += 1
+            self._member.first_tokens_at += now
             self._member.decoding += self.choices
             self.first_token_at = now
-            self._member.show()
+            self._member.show_leases()
             if self.on_prefilled is not None:
                 self.on_prefilled(now)
 
@@ -184,9 +203,10 @@ class Lease:
         if self._open:
             self._open = False
             self._member.stayed(now - self.first_token_at)
+            self._member.first_tokens_at -= self.first_token_at
             self._member.streaming -= 1
             self._member.decoding -= self.choices
-            self._member.show()
+            self._member.show_leases()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +215,7 @@ class Status:
 
     heartbeat: Heartbeat
     state: str
-    """ready, draining, ejected (by the breaker) or gone."""
+    """ready, draining, stuck (its engine stands still), ejected (by the breaker) or gone."""
     differences: tuple[Difference, ...]
     """What keeps its digest from being used: such a replica is routed to by load alone."""
     leases: int
@@ -215,8 +235,12 @@ class Fleet:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._members: dict[str, _Member] = {}
-        self._table = FleetTable()
+        self._table = FleetTable(the_library())
         self._frozen = False
+        self._silent: set[str] = set()
+        """Those of `announce`."""
+        self._begun_at = float("inf")
+        """When the first replica came of those that are there."""
 
     def __repr__(self) -> str:
         return f"<Fleet {' '.join(sorted(self._members)) or 'empty'}>"
@@ -225,14 +249,18 @@ class Fleet:
         """All heartbeats there are now. A replica without one is out of rotation at once, but for those `kept`, whose
         heartbeat Redis may have lost."""
         self._frozen = False
+        if not any(member.is_up for member in self._members.values()):
+            self._begun_at = now
         for replica, beat in beats.items():
-            self._take(replica, beat, now - beat.age_s)
+            if replica not in self._silent:
+                self._take(replica, beat, now - beat.age_s)
         for replica, member in list(self._members.items()):
             if member.backlog.expire(now):
                 member.show_queue()
-            if replica not in beats:
-                member.present = member.present and replica in kept
-                member.show()
+            if replica not in beats and replica not in self._silent:
+                if member.present and replica not in kept:
+                    member.present = False
+                    member.show()
                 if not member.present and not member.leases and now > member.beat_at + FORGET_S:
                     del self._members[replica]
                     self._table.remove(replica)
@@ -240,23 +268,57 @@ class Fleet:
     def _take(self, replica: str, beat: Beat, beat_at: float) -> None:
         member = self._members.get(replica)
         if member is None:
-            member = self._members[replica] = _Member(beat.heartbeat, float("-inf"), self._table)
-        if beat_at < member.beat_at + NEWER_S and beat.heartbeat == member.heartbeat:
-            member.present = True
-            member.show()
+            member = self._members[replica] = _Member(beat.heartbeat, float("-inf"), self._table, present=False)
+        known = beat.heartbeat is member.heartbeat or beat.heartbeat == member.heartbeat
+        if known and beat_at < member.beat_at + NEWER_S:
+            if not member.present:
+                member.present = True
+                member.show()
             return
-        member.present = True
+        was_up, member.present = member.is_up, True
         if beat.heartbeat.epoch != member.heartbeat.epoch:
             member.trust, member.reuse = Trust(), 0.0
         member.believe(beat_at)
-        member.heartbeat, member.beat_at = beat.heartbeat, beat_at
+        member.heartbeat, member.beat_at, member.compatible = beat.heartbeat, beat_at, None
+        member.health.heard(beat.heartbeat.stalled_s, beat_at)
+        if member.is_up and not was_up and beat_at > self._begun_at + SLOW_START_S:
+            # Those that come at about the same time are a fleet that starts.
+            member.health.start_slowly(beat_at)
         load = beat.heartbeat.load
         member.backlog.report(load.pending_tokens, beat_at - beat.heartbeat.load_age_s, member.tokens_per_s)
         member.show()
 
+    def announce(self, heartbeat: Heartbeat, now: float) -> None:
+        """One that publishes nothing, and has just answered a probe. Nobody else may speak for its id from now on, and
+        its queue is what is sent to it."""
+        replica = heartbeat.replica
+        self._silent.add(replica)
+        member = self._members.get(replica)
+        if member is None:
+            member = self._members[replica] = _Member(heartbeat, now, self._table)
+        member.heartbeat, member.beat_at, member.present, member.compatible = heartbeat, now, True, None
+        member.believe(now)
+        member.show()
+
+    def withdraw(self, replica: str) -> None:
+        """One of `announce`, until it is announced again."""
+        member = self._members.get(replica)
+        if member is not None:
+            member.present = False
+            member.show()
+
+    def is_silent(self, replica: str) -> bool:
+        """It publishes nothing, and takes prompts as text."""
+        return replica in self._silent
+
     @property
     def frozen(self) -> bool:
         return self._frozen
+
+    @property
+    def unheard(self) -> bool:
+        """No digest can come that would confirm or deny what is expected."""
+        return self._frozen or (bool(self._silent) and len(self._silent) == len(self._members))
 
     def freeze(self) -> None:
         """Redis can't be reached: go on with the replicas known last, until the next update."""
@@ -293,26 +355,19 @@ class Fleet:
     def succeeded(self, replica: str) -> None:
         member = self._members.get(replica)
         if member is not None:
-            member.failures = member.back_offs = 0
+            member.health.succeeded()
 
     def failed(self, replica: str, now: float) -> None:
         """A 5xx: enough of them in a row take the replica out."""
         member = self._members.get(replica)
-        if member is not None:
-            member.failures += 1
-            if member.failures >= FAILURES_IN_A_ROW:
-                self.trip(replica, now)
+        if member is not None and member.health.failed():
+            self.trip(replica, now)
 
     def trip(self, replica: str, now: float) -> None:
         """Takes the replica out at once, until a heartbeat that is newer than this arrives and a back-off is over."""
         member = self._members.get(replica)
         if member is not None:
-            if now >= member.closed_until:
-                # Requests that fail together are one failure: they double the back-off once.
-                member.closed_until = now + min(BACK_OFF_MAX_S, BACK_OFF_S * 2**member.back_offs)
-                member.back_offs += 1
-            member.tripped_at = now
-            member.failures = 0
+            member.health.trip(now)
             member.show()
 
     def observe(self, who: Incarnation, prompt_tokens: int, prediction: Prediction, delivered: int, now: float) -> None:
@@ -325,18 +380,25 @@ class Fleet:
         if self.compatible(replica):
             member.trust.observe(prediction, delivered, now)
             member.believe(now)
-        member.show()
+        member.show_belief()
 
     def open(self, now: float, tokens: int = 0, tried: Set[Incarnation] = frozenset()) -> Mask:
         """Which replicas may be chosen now, have room for so many tokens and weren't tried."""
         return self._table.open(now, self._frozen, tokens, [r for r, epoch in tried if self._epoch(r) == epoch])
+
+    def choosable(
+        self, now: float, tokens: int, tried: Set[Incarnation], matches: Mapping[str, Match]
+    ) -> Candidates | None:
+        """`candidates` of those that are `open`; None where there is none."""
+        without = [r for r, epoch in tried if self._epoch(r) == epoch]
+        return self._table.choosable(now, self._frozen, tokens, without, matches)
 
     def candidates(self, which: Mask, matches: Mapping[str, Match], now: float) -> Candidates:
         """`matches`: what they hold of the prompt."""
         return self._table.candidates(which, matches, now)
 
     def routable(self, now: float) -> tuple[str, ...]:
-        return tuple(replica for replica in sorted(self._members) if self._routable(self._members[replica], now))
+        return tuple(sorted(self._table.names(self._table.well(now, self._frozen))))
 
     def max_context(self, now: float) -> int:
         """Of the roomiest routable replica; without any, no limit is known."""
@@ -350,7 +412,11 @@ class Fleet:
     def compatible(self, replica: str) -> bool:
         """Whether its digest is about the same blocks as ours."""
         member = self._members.get(replica)
-        return member is not None and not self._identity.differences(member.heartbeat)
+        if member is None:
+            return False
+        if member.compatible is None:
+            member.compatible = not self._identity.differences(member.heartbeat)
+        return member.compatible
 
     def state(self, replica: str, now: float) -> str:
         """See Status; `gone` for one that was never seen, too."""
@@ -362,7 +428,13 @@ class Fleet:
         return self._identity.differences(self._members[replica].heartbeat)
 
     def present(self) -> tuple[str, ...]:
-        return tuple(replica for replica, member in self._members.items() if member.present)
+        """Of those that have heartbeats."""
+        return tuple(name for name, member in self._members.items() if member.present and name not in self._silent)
+
+    def hanging(self) -> list[str]:
+        """Addresses of replicas that hold requests of ours, and are gone or stuck."""
+        members = self._members.values()
+        return [each.heartbeat.url for each in members if each.leases and (each.health.stuck or not each.present)]
 
     def statuses(self, now: float) -> dict[str, Status]:
         return {
@@ -383,13 +455,13 @@ class Fleet:
     def _epoch(self, replica: str) -> str:
         return self._members[replica].heartbeat.epoch if replica in self._members else ""
 
-    def _routable(self, member: _Member, now: float) -> bool:
-        return self._state(member, now) == "ready"
-
     def _state(self, member: _Member, now: float) -> str:
         if not member.present:
             return "gone"
         if member.heartbeat.state is not ReplicaState.READY:
             return "draining"
-        heard_since = self._frozen or member.beat_at > member.tripped_at
-        return "ready" if now >= member.closed_until and heard_since else "ejected"
+        health = member.health
+        if health.stuck:
+            return "stuck"
+        heard_since = self._frozen or member.beat_at > health.tripped_at
+        return "ready" if now >= health.closed_until and heard_since else "ejected"

@@ -1,45 +1,53 @@
-"""The fleet's numbers in columns, kept as they change: a decision copies them and collects nothing."""
+"""The fleet's numbers, kept as they change, a row a replica: a decision copies them and collects nothing."""
 
+from array import array
 from collections.abc import Collection, Mapping
 from itertools import compress
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gateway.index.prefix_index import Match, Matches
-from gateway.routing.candidates import COLUMNS, SIZES, Candidates, Floats, Mask, id_hash
+from gateway.routing.candidates import ROWS, Candidates, Floats, Mask, id_hash
+from gateway.routing.native.library import PICK, TABLE, Library
 
-_GATES = ("ready", "max_context", "beat_at", "tripped_at", "closed_until")
-_BACKLOG = ("level", "as_of", "floor", "bound", "tokens_per_s")
-_AT = {name: number for number, name in enumerate((*COLUMNS, *_GATES, *_BACKLOG))}
-"""What policies see, what says whether a replica may be chosen (see Fleet), and its queue (see Backlog)."""
+_AT = {name: number for number, name in enumerate(TABLE)}
+_WIDTH = len(TABLE)
+_COPIED = len(ROWS) - ROWS.index("waiting")
+"""Columns at the beginning that candidates get as they are: the last rows of theirs."""
+_SIZES_AT, _SIZES_END = _AT["size_tokens"], _AT["id_hash"]
+_NO_NUMBERS = array("d", bytes(8))
+_NO_PLACES = array("I", bytes(4))
+
+SLOW_START_SHARE = 1.5
+"""Of the mean in flight on the others: more than that a replica that has just come isn't given. Also in pick.h."""
 
 
 class FleetTable:
-    def __init__(self) -> None:
+    def __init__(self, library: Library | None) -> None:
+        """`library`: None to do without."""
+        self._library = library
         self._ids: list[str] = []
         self._place: dict[str, int] = {}
-        self._columns = np.zeros((len(_AT), 16))
-        self._sizes = np.zeros((2, SIZES, 16))
-        self._id_hashes = np.zeros(16, np.uint64)
+        self._make_room(16)
         self._all_ids: tuple[str, ...] | None = None
         """As last asked for, until a replica comes or goes."""
-        self._slots: tuple[tuple[str, ...], NDArray[np.intp]] | None = None
+        self._slots: tuple[tuple[str, ...], array[int]] | None = None
         """Names of the index's slots, as last seen, and their places here; likewise."""
+        self._figures = array("d", bytes(8 * len(PICK)))
+        self._figures_at = self._figures.buffer_info()[0]
 
     def write(self, replica: str, **values: float) -> None:
         place = self._place.get(replica)
         if place is None:
             place = self._add(replica)
+        numbers, begin = self._numbers, place * _WIDTH
         for name, value in values.items():
-            self._columns[_AT[name], place] = value
+            numbers[begin + _AT[name]] = value
 
-    def write_sizes(self, replica: str, tokens: Floats, counts: Floats) -> None:
-        """Of a replica that was written before."""
-        place = self._place[replica]
-        self._sizes[0, :, place] = tokens
-        self._sizes[1, :, place] = counts
+    def write_sizes(self, replica: str, sizes: "array[float]") -> None:
+        """Of a replica that was written before: tokens by size, then counts."""
+        begin = self._place[replica] * _WIDTH
+        self._numbers[begin + _SIZES_AT : begin + _SIZES_END] = sizes
 
     def remove(self, replica: str) -> None:
         """The last replica moves to its place."""
@@ -48,54 +56,72 @@ class FleetTable:
         if last != replica:
             self._ids[place] = last
             self._place[last] = place
-            self._columns[:, place] = self._columns[:, len(self._ids)]
-            self._sizes[:, :, place] = self._sizes[:, :, len(self._ids)]
-            self._id_hashes[place] = self._id_hashes[len(self._ids)]
+            self._rows[place] = self._rows[len(self._ids)]
         self._all_ids = self._slots = None
+
+    def choosable(
+        self, now: float, frozen: bool, tokens: int, without: Collection[str], matches: Mapping[str, Match]
+    ) -> Candidates | None:
+        """`candidates` of those that are `open`; None where there is none."""
+        found = matches if isinstance(matches, Matches) else Matches.of(matches)
+        if self._library is None:
+            mask = self.open(now, frozen, tokens, without)
+            return self.candidates(mask, found, now) if mask.any() else None
+        count = len(self._ids)
+        memory = _NO_NUMBERS * (len(ROWS) * count)
+        places = _NO_PLACES * (2 * count)
+        tried = array("I", [self._place[replica] for replica in without if replica in self._place])
+        chosen = self._library.pick(
+            *(self._numbers_at, count, now, frozen, tokens, tried.buffer_info()[0], len(tried)),
+            *(found.groups.buffer_info()[0], len(found.groups) // 3, found.numbers.buffer_info()[0]),
+            self._places(found.names).buffer_info()[0] if found.numbers else None,
+            *(memory.buffer_info()[0], places.buffer_info()[0], self._figures_at),
+        )
+        if not chosen:
+            return None
+        ids = self._ids_of_all() if chosen == count else tuple(map(self._ids.__getitem__, places[:chosen]))
+        deepest, owners, most_held = self._figures
+        return Candidates(ids, memory, self._library, (int(deepest), int(owners), int(most_held)))
 
     def open(self, now: float, frozen: bool, tokens: int, without: Collection[str]) -> Mask:
         """Which may be chosen for a request of so many tokens, prompt and answer."""
-        gates = self._columns[len(COLUMNS) : len(COLUMNS) + len(_GATES), : len(self._ids)]
-        ready, max_context, beat_at, tripped_at, closed_until = gates
-        mask: Mask = (ready > 0) & (closed_until <= now) & (max_context >= tokens)
-        if not frozen:
-            mask &= beat_at > tripped_at
+        max_context, warm_at, leases = self._gates("max_context", "warm_at", "leases")
+        mask = self.well(now, frozen)
+        mask &= max_context >= tokens
         for replica in without:
             if replica in self._place:
                 mask[self._place[replica]] = False
-        return mask
+        return _slow_start(mask, warm_at > now, leases)
+
+    def well(self, now: float, frozen: bool) -> Mask:
+        """Breakers that are open are passed over where they would leave less than half of the replicas that are there:
+        then something else is wrong, and the rest would break under what all are sent."""
+        ready, beat_at, tripped_at, closed_until = self._gates("ready", "beat_at", "tripped_at", "closed_until")
+        there: Mask = ready > 0
+        if frozen:
+            return there & (closed_until <= now)
+        there &= beat_at > tripped_at
+        mask: Mask = there & (closed_until <= now)
+        return mask if 2 * np.count_nonzero(mask) >= np.count_nonzero(there) else there
+
+    def _gates(self, *names: str) -> list[Floats]:
+        return [self._rows[: len(self._ids), _AT[name]] for name in names]
+
+    def names(self, mask: Mask) -> tuple[str, ...]:
+        return tuple(compress(self._ids, mask.tolist()))
 
     def candidates(self, mask: Mask, matches: Mapping[str, Match], now: float) -> Candidates:
-        count = len(self._ids)
-        held, matched = self._blocks(matches if isinstance(matches, Matches) else Matches.of(matches))
-        parts: list[NDArray[Any]] = [
-            self._columns[:, :count],
-            self._sizes[:, :, :count],
-            self._id_hashes[:count],
-            held,
-            matched,
-        ]
-        if mask.all():
-            if self._all_ids is None:
-                self._all_ids = tuple(self._ids)
-            ids = self._all_ids
-            columns, sizes, id_hashes, held, matched = (part.copy() for part in parts)
-        else:
-            ids = tuple(compress(self._ids, mask.tolist()))
-            columns, sizes, id_hashes, held, matched = (part[..., mask] for part in parts)
-        level, as_of, floor, bound, tokens_per_s = columns[-len(_BACKLOG) :]
-        return Candidates(
-            ids=ids,
-            id_hash=id_hashes,
-            queue_tokens=np.minimum(np.maximum(floor, level - tokens_per_s * (now - as_of)), bound),
-            size_tokens=sizes[0],
-            size_counts=sizes[1],
-            held_blocks=held,
-            matched_blocks=matched,
-            **dict(zip(COLUMNS, columns, strict=False)),
-        )
+        ids = self._ids_of_all() if mask.all() else tuple(compress(self._ids, mask.tolist()))
+        columns = self._rows[: len(self._ids)][mask].T
+        made = Candidates(ids, _NO_NUMBERS * (len(ROWS) * len(ids)), self._library)
+        numbers = made.numbers
+        numbers[-_COPIED:] = columns[:_COPIED]
+        level, as_of, floor, bound, tokens_per_s = columns[_AT["level"] :]
+        numbers[0] = np.minimum(np.maximum(floor, level - tokens_per_s * (now - as_of)), bound)
+        numbers[1:3] = self._blocks(matches if isinstance(matches, Matches) else Matches.of(matches))[:, mask]
+        return made
 
-    def _blocks(self, matches: Matches) -> tuple[Floats, Floats]:
+    def _blocks(self, matches: Matches) -> Floats:
         """Held, and held or expected, by place."""
         # Slots of replicas that aren't here write behind the last place.
         blocks = np.zeros((2, len(self._ids) + 1))
@@ -103,26 +129,46 @@ class FleetTable:
             held, matched, ends = np.frombuffer(matches.groups, np.uint32).reshape(-1, 3).T
             counts = ends.copy()
             counts[1:] -= ends[:-1]
-            places = self._places(matches.names)[np.frombuffer(matches.numbers, np.uint16)]
+            places = np.frombuffer(self._places(matches.names), np.int32)[np.frombuffer(matches.numbers, np.uint16)]
             blocks[0, places] = held.repeat(counts)
             blocks[1, places] = matched.repeat(counts)
-        return blocks[0, :-1], blocks[1, :-1]
+        return blocks[:, :-1]
 
-    def _places(self, names: tuple[str, ...]) -> NDArray[np.intp]:
+    def _places(self, names: tuple[str, ...]) -> "array[int]":
         if self._slots is None or self._slots[0] is not names:
-            self._slots = names, np.array([self._place.get(name, -1) for name in names], np.intp)
+            self._slots = names, array("i", [self._place.get(name, -1) for name in names])
         return self._slots[1]
+
+    def _ids_of_all(self) -> tuple[str, ...]:
+        if self._all_ids is None:
+            self._all_ids = tuple(self._ids)
+        return self._all_ids
 
     def _add(self, replica: str) -> int:
         place = len(self._ids)
-        if place == self._columns.shape[1]:
-            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
-            self._sizes = np.concatenate([self._sizes, np.zeros_like(self._sizes)], axis=2)
-            self._id_hashes = np.concatenate([self._id_hashes, np.zeros_like(self._id_hashes)])
+        if place == len(self._rows):
+            old = self._rows
+            self._make_room(2 * place)
+            self._rows[:place] = old
         self._ids.append(replica)
         self._place[replica] = place
-        self._columns[:, place] = 0.0
-        self._sizes[:, :, place] = 0.0
-        self._id_hashes[place] = id_hash(replica)
+        self._rows[place] = 0.0
+        self._rows[place, _AT["id_hash"]] = np.uint64(id_hash(replica)).view(np.float64)
         self._all_ids = self._slots = None
         return place
+
+    def _make_room(self, replicas: int) -> None:
+        self._numbers = _NO_NUMBERS * (replicas * _WIDTH)
+        self._numbers_at = self._numbers.buffer_info()[0]
+        self._rows: Floats = np.frombuffer(self._numbers).reshape(replicas, _WIDTH)
+
+
+def _slow_start(mask: Mask, cold: Mask, leases: Floats) -> Mask:
+    """Without the cold ones that have their share in flight already. Of a fleet that is all cold none is held back."""
+    if not cold.any():
+        return mask
+    settled = mask & ~cold
+    if not settled.any():
+        return mask
+    share = max(1.0, SLOW_START_SHARE * float(leases[settled].mean()))
+    return mask & ~(cold & (leases + 1 > share))

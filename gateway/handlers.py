@@ -1,54 +1,70 @@
 """The OpenAI endpoints that generate. `complete` is the path of a request, step by step."""
 
+import asyncio
 import re
-import uuid
-from collections.abc import Awaitable, Callable
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import aiohttp
+import orjson
 from aiohttp import web
 
+from gateway.access_log import Answered
+from gateway.bodies import unpacked_body
+from gateway.context import Context
+from gateway.cors import cors_headers
 from gateway.dispatch import Call, Routed
-from gateway.errors import ModelNotFound, NoReplica, UnsupportedEncoding, UpstreamError, answer_for
+from gateway.edge import CLIENT_GONE, Failure, guarded
+from gateway.errors import ModelNotFound, NoReplica, ReplicaFailed, UpstreamError, answer_for
 from gateway.explain import decision_headers
+from gateway.hold.terms import terms_of
+from gateway.http.aiohttp_exchange import exchanged
+from gateway.http.exchange import Exchange
 from gateway.introspect import max_context, model_name
 from gateway.keys import (
+    ANSWERED,
     BUDGET,
     CLOCK,
+    CONFIG,
     DISPATCHER,
+    GATE,
     LIFECYCLE,
+    LIVE,
     METRICS,
+    OBSERVER,
     RECORDER,
+    ROUTER,
     TEXT,
     TOKENIZER,
-    TRACE,
     TRACES,
+    UPSTREAM,
 )
-from gateway.recording.answer import AnswerCount
+from gateway.relay import ClientStream
+from gateway.resume import Progress
 from gateway.routing.base import RouteRequest
 from gateway.sessions import session_name
 from gateway.tokens import Prompt
-from gateway.traces import Trace
-from gateway.upstream import translated
 from replica.protocol import headers, openai
 from replica.protocol.checks import check_request
+from replica.protocol.resume import Begun
 from replica.protocol.text import ModelText
 
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-ENCODINGS = ("", "identity", "gzip", "deflate")
-"""Content codings that the HTTP server decodes by itself."""
-
-DONE = b"data: [DONE]\n\n"
-HELD_BACK_MAX = 1 << 16
 
 Parsed = openai.ChatRequest | openai.CompletionRequest
 
+PARSERS: dict[str, Callable[[bytes], Parsed]] = {
+    "/v1/chat/completions": openai.parse_chat,
+    "/v1/completions": openai.parse_completion,
+}
+"""By path: the hot routes."""
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    return await complete(request, openai.parse_chat)
 
-
-async def completions(request: web.Request) -> web.StreamResponse:
-    return await complete(request, openai.parse_completion)
+async def on_aiohttp(request: web.Request) -> web.StreamResponse:
+    """The hot routes where aiohttp alone is the server."""
+    request[ANSWERED] = True
+    return await exchanged(request, lambda exchange: answer(request.app, exchange))
 
 
 def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
@@ -58,53 +74,103 @@ def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
     return parsers[endpoint]
 
 
-async def complete(request: web.Request, parse: Callable[[bytes], Parsed]) -> web.StreamResponse:
-    app = request.app
-    trace = app[TRACES].begin(request_id(request), app[CLOCK]())
-    request[TRACE] = trace
+async def answer(app: web.Application, exchange: Exchange) -> None:
+    """One request with whatever comes of it: every error in OpenAI's shape, every answer counted and logged."""
+    context = Context(app, exchange, app[TRACES].begin(request_id(exchange.headers), app[CLOCK]()))
+    context.trace.span = app[OBSERVER].span(exchange.headers)
+    exchange.more_headers = cors_headers(exchange.path, exchange.headers, app[LIVE].config.cors_origins)
+    status, code = CLIENT_GONE, None
+    try:
+        failure = await guarded(complete(context), lambda: context.trace)
+        if failure is not None:
+            fail(context, failure)
+            code = failure.code
+        status = exchange.status
+    finally:
+        if context.stream is not None:
+            context.stream.close()
+        observe(context, status, code)
+
+
+def observe(context: Context, status: int, code: str | None) -> None:
+    app, exchange, trace = context.app, context.exchange, context.trace
+    took_s = app[CLOCK]() - trace.received_at
+    answered = Answered(exchange.method, exchange.path, exchange.path, status, took_s, trace.request_id, code)
+    app[OBSERVER].answered(answered, trace, app[ROUTER].policy.name)
+
+
+def fail(context: Context, failure: Failure) -> None:
+    """As an event, where the client has got its 200 already."""
+    if context.stream is not None and context.stream.begun:
+        context.app[METRICS].broken_streams.inc()
+        if any(attempt.after_tokens for attempt in context.trace.attempts):
+            context.app[METRICS].resumes.labels("failed").inc()
+        context.stream.end(failure.body)
+    else:
+        context.exchange.send(failure.status, failure.headers, failure.body)
+
+
+async def complete(context: Context) -> None:
+    app, trace = context.app, context.trace
+    context.caller = app[GATE].authenticate(context.exchange.headers)
+    trace.tenant = context.caller.tenant or None
     if app[LIFECYCLE].draining:
         raise NoReplica("this gateway is shutting down")
-    with app[BUDGET].request():
+    with app[BUDGET].request(), app[GATE].admitted(context.caller) as usage:
         trace.mark("received", trace.received_at)
-        parsed = parse(await read_body(request))
-        check(parsed, app[TEXT], model_name(app))
-        prompt = await tokenise(request, parsed, trace)
-        call = make_call(request, parsed, prompt, trace)
-        with app[RECORDER].recording(call):
-            return await app[DISPATCHER].serve(call, lambda routed: relay(request, call, routed))
+        call = await prepared(context)
+        with app[GATE].metered(usage, call), app[RECORDER].recording(call):
+            await app[DISPATCHER].serve(call, lambda routed: relay(context, call, routed))
 
 
-def request_id(request: web.Request) -> str:
-    """The client's own, if it is a plain token, or a fresh one."""
-    given = request.headers.get(headers.REQUEST_ID, "")
-    return given if PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
+async def prepared(context: Context) -> Call:
+    """All that a stream keeps of its request while it lives: no body, no text."""
+    app = context.app
+    body = await unpacked_body(context.exchange, app[CONFIG].body_limit, app[TOKENIZER].in_thread)
+    parsed = context.caller.own(PARSERS[context.exchange.path](body))
+    check(parsed, app[TEXT], model_name(app))
+    context.trace.model = parsed.model
+    if parsed.stream:
+        context.stream = client_stream(context)
+    return make_call(context, parsed, await tokenise(context, parsed))
 
 
-async def read_body(request: web.Request) -> bytes:
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in ENCODINGS:
-        raise UnsupportedEncoding(f"content-encoding {encoding!r}: send gzip, deflate or nothing")
-    if "Content-Type" in request.headers and request.content_type != "application/json":
-        raise openai.RequestError(f"content-type must be application/json, not {request.content_type}")
-    try:
-        return await request.read()
-    except (web.RequestPayloadError, aiohttp.http.HttpProcessingError) as error:
-        raise openai.RequestError(f"the body can't be read: {error}", code="invalid_body") from error
+def request_id(given: Mapping[str, str]) -> str:
+    """The client's own, or a fresh one."""
+    return given_id(given) or secrets.token_hex(16)
+
+
+def given_id(given: Mapping[str, str]) -> str | None:
+    """The client's own, if it is a plain token."""
+    own = given.get(headers.REQUEST_ID, "")
+    return own if PLAIN_ID.fullmatch(own) else None
+
+
+def client_stream(context: Context) -> ClientStream:
+    app = context.app
+    return ClientStream(
+        context.exchange,
+        app[UPSTREAM].wheel,
+        asyncio.get_running_loop(),
+        lambda: own_headers(context),
+        app[LIVE].config.timeouts.keep_alive_s,
+    )
 
 
 def check(parsed: Parsed, text: ModelText, model_name: str) -> None:
     """Raises ModelNotFound or RequestError."""
     if parsed.model != model_name:
         raise ModelNotFound(f"the model {parsed.model!r} does not exist; this gateway serves {model_name!r}")
-    if parsed.prompt_token_ids is not None:
-        raise openai.RequestError("unsupported field prompt_token_ids", "prompt_token_ids")
+    for name in ("prompt_token_ids", "public_prefix_tokens", "resume"):
+        if name in parsed.model_fields_set:
+            raise openai.RequestError(f"unsupported field {name}", name)
     if isinstance(parsed, openai.CompletionRequest) and len(parsed.prompts) > 1:
         raise openai.RequestError("prompt: each prompt is routed by itself; send one a request", "prompt")
     check_request(parsed, text)
 
 
-async def tokenise(request: web.Request, parsed: Parsed, trace: Trace) -> Prompt:
-    app = request.app
+async def tokenise(context: Context, parsed: Parsed) -> Prompt:
+    app, trace = context.app, context.trace
     begin = app[CLOCK]()
     prompt = await prompt_of(app, parsed)
     now = app[CLOCK]()
@@ -122,25 +188,45 @@ async def prompt_of(app: web.Application, parsed: Parsed) -> Prompt:
     return await app[TOKENIZER].completion(parsed.prompts[0], salt=parsed.cache_salt)
 
 
-def make_call(request: web.Request, parsed: Parsed, prompt: Prompt, trace: Trace) -> Call:
+def make_call(context: Context, parsed: Parsed, prompt: Prompt) -> Call:
     """What goes to the replica: the request as parsed, with token ids in place of text."""
-    tokens = len(prompt.tokens)
-    openai.output_limit(tokens, parsed.max_new_tokens, max_context(request.app))
+    caller, exchange = context.caller, context.exchange
+    openai.output_limit(len(prompt.tokens), parsed.max_new_tokens, max_context(context.app))
     payload = parsed.model_dump(exclude_unset=True, by_alias=True, exclude={"model", "messages", "prompt"})
+    # NOTE: as bytes, since a list of ints takes eight times the memory, for as long as the stream lives; copied, since
+    # orjson's own result keeps the 32 KiB that it was written into.
+    payload["prompt_token_ids"] = orjson.Fragment(bytes(memoryview(orjson.dumps(prompt.tokens))))
+    if prompt.public_tokens:
+        payload["public_prefix_tokens"] = prompt.public_tokens
     return Call(
-        path=request.path,
-        payload=payload | {"prompt_token_ids": prompt.tokens},
-        prompt=route_request(request, parsed, prompt),
+        path=exchange.path,
+        payload=payload,
+        as_text=as_text(context.app, parsed),
+        prompt=route_request(exchange.headers, parsed, prompt),
         total_tokens=total_tokens(parsed, prompt),
         choices=parsed.n,
-        traced=request.headers.get(headers.TRACE) == "1",
-        trace=trace,
+        traced=exchange.headers.get(headers.TRACE) == "1",
+        trace=context.trace,
+        terms=terms_of(exchange.headers, parsed.priority, context.trace.received_at, caller.tenant),
+        caller=caller,
+        progress=progress_of(parsed) if parsed.stream else None,
     )
 
 
-def route_request(request: web.Request, parsed: Parsed, prompt: Prompt) -> RouteRequest:
+def as_text(app: web.Application, parsed: Parsed) -> Callable[[], dict[str, Any]] | None:
+    if not app[CONFIG].upstreams:
+        return None
+    return lambda: parsed.model_dump(exclude_unset=True, by_alias=True, exclude={"model"})
+
+
+def progress_of(parsed: Parsed) -> Progress:
+    begun = Begun(created=int(time.time()), seed=secrets.randbits(63))
+    return Progress(begun, parsed.n, parsed.stream_options.include_usage)
+
+
+def route_request(given: Mapping[str, str], parsed: Parsed, prompt: Prompt) -> RouteRequest:
     hashes = [] if scores_prompt(parsed) else prompt.hashes
-    return RouteRequest(len(prompt.tokens), hashes, session_name(request.headers, parsed.user))
+    return RouteRequest(len(prompt.tokens), hashes, session_name(given, parsed.user))
 
 
 def total_tokens(parsed: Parsed, prompt: Prompt) -> int:
@@ -153,101 +239,74 @@ def scores_prompt(parsed: Parsed) -> bool:
     return isinstance(parsed, openai.CompletionRequest) and parsed.echo and parsed.num_logprobs is not None
 
 
-async def relay(request: web.Request, call: Call, routed: Routed) -> web.StreamResponse:
-    if routed.answer.content_type == "text/event-stream":
-        return await relay_stream(request, call, routed)
-    return await relay_whole(call, routed)
+async def relay(context: Context, call: Call, routed: Routed) -> None:
+    if context.stream is not None and routed.answer.content_type == "text/event-stream":
+        await relay_stream(context, context.stream, call, routed)
+    else:
+        await relay_whole(context, call, routed)
 
 
-async def relay_whole(call: Call, routed: Routed) -> web.Response:
+async def relay_whole(context: Context, call: Call, routed: Routed) -> None:
     """The answer is read to its end before a byte goes to the client, so that its loss can still be made good."""
-    try:
-        body = await routed.answer.read()
-    except (aiohttp.ClientError, OSError) as error:
-        raise translated(error) from error
-    if call.trace.answer is not None:
-        call.trace.answer.feed(body)
-    return web.Response(body=body, status=routed.answer.status, headers=answer_headers(call, routed))
+    body = await routed.answer.read()
+    call.trace.answer.feed(body)
+    if context.stream is not None and context.stream.begun:
+        context.stream.end(as_event(body))
+    else:
+        context.exchange.send(routed.answer.status, answer_headers(context, routed), body)
 
 
-async def relay_stream(request: web.Request, call: Call, routed: Routed) -> web.StreamResponse:
-    """Bytes as they come. Where the replica breaks off, the client gets an error event and a proper end."""
-    response = web.StreamResponse(status=routed.answer.status, headers=answer_headers(call, routed))
-    response.headers.update({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
-    await response.prepare(request)
+async def relay_stream(context: Context, stream: ClientStream, call: Call, routed: Routed) -> None:
+    """Bytes as they come. Where the replica breaks off and another can go on, that is raised; else the client gets an
+    error event and a proper end."""
+    if routed.answer.headers.get("content-encoding", "identity") != "identity":
+        raise ReplicaFailed("the replica compressed its stream, which it was asked not to")
+    dispatcher, trace, progress = context.app[DISPATCHER], call.trace, call.progress
+    assert progress is not None
+    marked = progress.begin(routed.answer.headers, trace.request_id)
+    stream.events.rewrite = progress.take_marks if marked else None
     try:
-        delivered = await relay_events(routed.answer.content.readany, counted(response.write, call.trace.answer))
-        if delivered is not None:
-            request.app[DISPATCHER].told(call, routed, delivered)
+        delivered = await stream.follow(routed.answer, answer_headers(context, routed), trace.answer)
     except UpstreamError as error:
-        request.app[DISPATCHER].broke_off(routed.decision.choice)
-        call.trace.attempts[-1].failure = error.reason
-        answer = answer_for(error)
-        event = openai.error_body(str(error), type=answer.type, code=answer.code)
-        await response.write(b"data: " + event + b"\n\n" + DONE)
-    await response.write_eof()
-    return response
+        progress.stop()
+        if may_go_on(stream, progress):
+            raise
+        dispatcher.broke_off(call, error)
+        if progress.is_whole:
+            stream.finish()
+        else:
+            context.app[METRICS].broken_streams.inc()
+            told = answer_for(error)
+            stream.end(openai.error_body(str(error), type=told.type, code=told.code))
+        return
+    if delivered is not None:
+        dispatcher.told(call, routed, delivered)
+    stream.end()
 
 
-def counted(
-    write: Callable[[bytes], Awaitable[None]], answer: AnswerCount | None
-) -> Callable[[bytes], Awaitable[None]]:
-    if answer is None:
-        return write
-
-    async def write_and_count(data: bytes) -> None:
-        answer.feed(data)
-        await write(data)
-
-    return write_and_count
+def may_go_on(stream: ClientStream, progress: Progress) -> bool:
+    """After a break: whether what the client has is known to the token, and more is to come."""
+    if stream.events.events == 0 and stream.events.between_events:
+        return True
+    return bool(progress.shown) and stream.events.between_events and not progress.is_whole
 
 
-async def relay_events(read: Callable[[], Awaitable[bytes]], write: Callable[[bytes], Awaitable[None]]) -> int | None:
-    """Server-sent events up to `[DONE]`, which is sent once, whatever the replica does with it. Returns the delivered
-    tokens where the replica tells them with it.
-
-    A last event that is still incomplete is held back, so that what follows a break is never glued to half of one.
-    Raises an UpstreamError where the replica breaks off before `[DONE]`.
-    """
-    held = b""
-    while True:
-        try:
-            chunk = await read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise translated(error) from error
-        if not chunk:
-            await write(held + DONE if held.endswith(b"\n\n") or not held else held + b"\n\n" + DONE)
-            return None
-        held += chunk
-        end = len(held) if len(held) > HELD_BACK_MAX else held.rfind(b"\n\n") + 2
-        if end < 2:
-            continue
-        whole, held = held[:end], held[end:]
-        done = whole.find(DONE)
-        if done >= 0 and (done == 0 or whole[done - 1 : done] == b"\n"):
-            rest, delivered = without_comment(whole[:done])
-            await write(rest + DONE)
-            return delivered
-        await write(whole)
+def as_event(body: bytes) -> bytes:
+    """A replica's refusal, for a client that has got its 200 already."""
+    try:
+        return orjson.dumps(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return openai.error_body("the replica refused the request", type="upstream_error", code="replica_refused")
 
 
-def without_comment(events: bytes) -> tuple[bytes, int | None]:
-    """What comes before `[DONE]`, and the number of delivered tokens that may stand just there."""
-    start = events.rfind(b"\n", 0, -1) + 1
-    line = events[start:]
-    if not line.startswith(headers.DELIVERED_COMMENT):
-        return events, None
-    number = line.removeprefix(headers.DELIVERED_COMMENT).strip()
-    return events[:start], int(number) if number.isdigit() and len(number) < 10 else None
-
-
-def answer_headers(call: Call, routed: Routed) -> dict[str, str]:
+def answer_headers(context: Context, routed: Routed) -> dict[str, str]:
+    given = routed.answer.headers
     passed = {
-        name: routed.answer.headers[name]
-        for name in ("Content-Type", headers.DELIVERED_TOKENS)
-        if name in routed.answer.headers
+        name: given[name] for name in ("content-type", "content-encoding", headers.DELIVERED_TOKENS) if name in given
     }
-    return passed | {
-        headers.REQUEST_ID: call.trace.request_id,
-        **decision_headers(call.trace.considered),
-    }
+    return passed | own_headers(context)
+
+
+def own_headers(context: Context) -> dict[str, str]:
+    trace = context.trace
+    return {headers.REQUEST_ID: trace.request_id, **decision_headers(trace.considered)}

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from gateway.metrics import Metrics
 from gateway.router import Considered
-from gateway.routing.candidates import Floats
 from gateway.routing.ladder import CAUSES, STEPS, Barrier, Known, Ladder, climb
-from gateway.routing.reason import Reason, left_for, quickest
-from gateway.routing.regret import Regret, regret, waits
+from gateway.routing.native.library import the_library
+from gateway.routing.reason import Reason, left_for
+from gateway.routing.regret import Regret, regret
 from gateway.routing.seen import SeenBlocks
 from gateway.routing.shadow import Compared, Shadow
+from gateway.routing.survey import wait_with
 from replica.protocol.hashing import BLOCK_SIZE
 
 
@@ -41,7 +42,7 @@ class Hindsight:
         self._metrics = metrics
         self._shadow = shadow
         self._seen = seen
-        self._seen_without_credit = SeenBlocks()
+        self._seen_without_credit = SeenBlocks(library=the_library())
         self._steps = {step: metrics.prefix_tokens.labels(model, step) for step in ("prompt", *STEPS)}
         self._lost = {cause: metrics.prefix_lost.labels(model, cause) for cause in CAUSES}
 
@@ -63,29 +64,28 @@ class Hindsight:
     def told(self, considered: Considered, sent: Sent, delivered: int) -> Judged:
         """The replica says how many tokens came from its cache, now or later. Without that nothing is counted."""
         decision = considered.decision
-        before, after = waits(considered.request.tokens, decision, considered.candidates, delivered)
-        ladder = climb(self._known(considered, sent, before), delivered)
-        judged = Judged(ladder, regret(decision, before, after))
+        actual_s = wait_with(considered.request.tokens, considered.candidates, decision.place, delivered)
+        ladder = climb(self._known(considered, sent), delivered)
+        judged = Judged(ladder, regret(decision, considered.survey, actual_s))
         self._count(considered, judged)
         return judged
 
-    def _known(self, considered: Considered, sent: Sent, believed_s: Floats) -> Known:
-        request, decision, candidates = considered.request, considered.decision, considered.candidates
-        held = candidates.held_tokens(request.tokens)
-        usable = held.max()
+    def _known(self, considered: Considered, sent: Sent) -> Known:
+        decision, survey = considered.decision, considered.survey
+        usable = survey.most_held
         barred = considered.barred[:1]
         barrier: Barrier = "draining" if barred and barred[0].state == "draining" else "unavailable"
         return Known(
             computed=sent.computed,
             computed_without_credit=sent.computed_without_credit,
-            resident=barred[0].held_tokens if barred else int(usable),
+            resident=barred[0].held_tokens if barred else usable,
             barrier=barrier,
-            usable=int(usable),
+            usable=usable,
             chosen=decision.held_tokens,
             expected=decision.cached_tokens,
             left_for=Reason.TIE
             if decision.held_tokens >= usable
-            else left_for(decision, believed_s, quickest(believed_s, held == usable)),
+            else left_for(decision, survey.mine_s, survey.with_most_held),
         )
 
     @staticmethod

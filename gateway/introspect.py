@@ -1,5 +1,6 @@
 """The endpoints that only look."""
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -8,7 +9,7 @@ from aiohttp import web
 
 from gateway.errors import ModelNotFound, NoReplica, UnknownRequest
 from gateway.explain import explained
-from gateway.keys import CLOCK, CONFIG, FLEET, INDEX, LIFECYCLE, METRICS, TEXT, TRACES, UPSTREAM
+from gateway.keys import CALLER, CLOCK, CONFIG, CONTEXT_LIMIT, FLEET, INDEX, LIFECYCLE, METRICS, TEXT, TRACES, UPSTREAM
 from gateway.traces import Trace
 
 
@@ -21,7 +22,7 @@ def model_name(app: web.Application) -> str:
 
 
 def max_context(app: web.Application) -> int:
-    return min(app[TEXT].max_context, app[FLEET].max_context(app[CLOCK]()))
+    return app[CONTEXT_LIMIT].at(app[CLOCK]())
 
 
 def _model(app: web.Application) -> dict[str, Any]:
@@ -35,12 +36,13 @@ def _model(app: web.Application) -> dict[str, Any]:
 
 
 async def models(request: web.Request) -> web.Response:
-    return json_response({"object": "list", "data": [_model(request.app)]})
+    usable = [_model(request.app)] if request[CALLER].may_use(model_name(request.app)) else []
+    return json_response({"object": "list", "data": usable})
 
 
 async def model(request: web.Request) -> web.Response:
     asked = request.match_info["model"]
-    if asked != model_name(request.app):
+    if asked != model_name(request.app) or not request[CALLER].may_use(asked):
         raise ModelNotFound(f"the model {asked!r} does not exist")
     return json_response(_model(request.app))
 
@@ -53,7 +55,7 @@ async def health(request: web.Request) -> web.Response:
 async def ready(request: web.Request) -> web.Response:
     """There is a replica to send requests to, and its digest is known."""
     app = request.app
-    if app[LIFECYCLE].draining:
+    if app[LIFECYCLE].leave_by is not None or app[LIFECYCLE].draining:
         raise NoReplica("this gateway is shutting down")
     routable = app[FLEET].routable(app[CLOCK]())
     synced = [replica for replica in routable if app[INDEX].position(replica) is not None]
@@ -64,6 +66,7 @@ async def ready(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     app = request.app
+    app[METRICS].tasks.set(len(asyncio.all_tasks()))
     body = app[METRICS].render(app[FLEET], app[INDEX], app[CLOCK]())
     return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
@@ -82,6 +85,7 @@ async def replicas(request: web.Request) -> web.Response:
                 "seq": None if position is None else position[1],
                 "synced": position is not None,
                 "compatible": status.compatible,
+                "publishes": not request.app[FLEET].is_silent(replica),
                 "differences": [str(difference) for difference in status.differences],
                 "indexed_blocks": index.blocks(replica),
                 "load": asdict(status.heartbeat.load),

@@ -3,102 +3,170 @@
 from collections import Counter as Tally
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from gateway.counters import Counters, Histograms
+from gateway.errors import GatewayError, answer_for
 from gateway.fleet import Fleet
+from gateway.hold.room import WaitingRoom
 from gateway.identity import KINDS
 from gateway.index.prefix_index import PrefixIndex
+from replica.protocol import buckets
 
-TTFT_BUCKETS_S = (
-    *(0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
-    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0),
-)
 SHORT_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5)
-STATES = ("ready", "draining", "ejected", "gone")
+REJECTED = (429, 503)
+STATES = ("ready", "draining", "stuck", "ejected", "gone")
+
+
+class Maker:
+    """Of metrics, named after the gateway."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counters:
+        return Counters(f"ryokan_gateway_{name}", text, labels, self._registry)
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"ryokan_gateway_{name}", text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histograms:
+        return Histograms(f"ryokan_gateway_{name}", text, labels, self._registry, bounds)
 
 
 class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"ryokan_gateway_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"ryokan_gateway_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
-            return Histogram(f"ryokan_gateway_{name}", text, labels, registry=registry, buckets=buckets)
-
-        self.requests = counter("requests", "Requests, by what the client got", ("endpoint", "policy", "status"))
-        self.broken_streams = counter("broken_streams", "Streams that ended in an error event")
-        self.ttft = histogram(
-            "ttft_seconds", "Request received to first byte from the replica", TTFT_BUCKETS_S, ("policy",)
+        new = Maker(registry)
+        self._of_requests(new)
+        self._of_routing(new)
+        self._of_the_fleet(new)
+        # Counted by the thread that writes the file, too.
+        self.recorded_requests = Counter(
+            "ryokan_gateway_recorded_requests",
+            "Requests for the trace file: written, or dropped",
+            ("fate",),
+            registry=registry,
         )
-        self.routing = histogram("routing_seconds", "One routing decision", SHORT_BUCKETS_S, ("policy",))
-        self.tokenise = histogram("tokenise_seconds", "Rendering, tokenising and hashing a prompt", SHORT_BUCKETS_S)
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered requests", ("policy",))
-        self.predicted = counter("predicted_cached_tokens", "Cached tokens expected when routing", ("policy",))
-        self.delivered_tokens = counter("delivered_cached_tokens", "Cached tokens that replicas reported", ("policy",))
-        self.mispredicted = counter(
+
+    def _of_requests(self, new: Maker) -> None:
+        self.requests = new.counter("requests", "Requests, by what the client got", ("endpoint", "policy", "status"))
+        self.broken_streams = new.counter("broken_streams", "Streams that ended in an error event")
+        self.rejected = new.counter("admission_rejections", "Requests answered with 429 or 503, by why", ("reason",))
+        self.ttft = new.histogram(
+            "time_to_first_token_seconds", "Request received to first byte from the replica", buckets.TTFT, ("policy",)
+        )
+        self.e2e = new.histogram(
+            "e2e_request_latency_seconds", "Request received to the end of its answer", buckets.REQUEST, ("policy",)
+        )
+        self.queue_time = new.histogram(
+            "request_queue_time_seconds", "Prompt tokenised to sent to a replica", buckets.REQUEST, ("policy",)
+        )
+        self.per_token = new.histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time between the tokens of a streamed answer",
+            buckets.ITL,
+            ("policy",),
+        )
+        self.generated = new.counter("generation_tokens", "Tokens of answers, as far as they are told", ("policy",))
+        self.retries = new.counter("retries", "Attempts that failed before the client saw a byte", ("reason",))
+        self.resumes = new.counter(
+            "resumes", "Streams that broke off: resumed by another replica (per attempt), or failed", ("outcome",)
+        )
+        self.held_requests = new.gauge("held_requests", "Requests that wait in the gateway for their turn")
+        self.held_tokens = new.gauge("held_tokens", "Their uncached prompt tokens")
+        self.hold = new.histogram("hold_seconds", "How long a held request waited in the gateway", buckets.REQUEST)
+        self.refusals = new.counter("refused_requests", "Requests that were given up before any replica", ("reason",))
+        self.lost_lines = new.counter("access_log_dropped_lines", "Lines of the access log that found no room")
+
+    def _of_routing(self, new: Maker) -> None:
+        self.routing = new.histogram("routing_seconds", "One routing decision", SHORT_BUCKETS_S, ("policy",))
+        self.tokenise = new.histogram("tokenise_seconds", "Rendering, tokenising and hashing a prompt", SHORT_BUCKETS_S)
+        self.prompt_tokens = new.counter("prompt_tokens", "Prompt tokens of answered requests", ("policy",))
+        self.predicted = new.counter("predicted_cached_tokens", "Cached tokens expected when routing", ("policy",))
+        self.delivered_tokens = new.counter(
+            "delivered_cached_tokens", "Cached tokens that replicas reported", ("policy",)
+        )
+        self.mispredicted = new.counter(
             "mispredicted_cached_tokens",
             "Cached tokens promised by a digest, or just expected, and not there; or there and unpromised",
             ("kind",),
         )
-        self.trust = gauge("trust", "Of the cached tokens that a digest promises, the share to count on", ("replica",))
-        self.unpromised = gauge("unpromised", "Of those that nobody promises, the share to count on", ("replica",))
-        self.decisions = counter("decisions", "Requests sent to a replica, by why to this one", ("policy", "reason"))
-        self.prefix_tokens = counter(
+        self.trust = new.gauge(
+            "trust", "Of the cached tokens that a digest promises, the share to count on", ("replica",)
+        )
+        self.unpromised = new.gauge("unpromised", "Of those that nobody promises, the share to count on", ("replica",))
+        self.decisions = new.counter(
+            "decisions", "Requests sent to a replica, by why to this one", ("policy", "reason")
+        )
+        self.prefix_tokens = new.counter(
             "prefix_tokens",
             "Prompt tokens by how far they came: prompt, computed before, resident, usable, chosen, delivered; "
             "and expected, which is no step (see gateway/routing/ladder.py)",
             ("model", "step"),
         )
-        self.prefix_lost = counter(
+        self.prefix_lost = new.counter(
             "prefix_lost_tokens", "Prompt tokens computed before and not delivered, by cause", ("model", "cause")
         )
-        self.regret = counter(
+        self.regret = new.counter(
             "regret_seconds", "Wait that another choice would have spared, by cause", ("policy", "cause")
         )
-        self.shadowed = counter(
+        self.shadowed = new.counter(
             "shadow_decisions", "Requests that a shadow policy decided too", ("policy", "shadow", "same")
         )
-        self.shadow_wait = counter(
+        self.shadow_wait = new.counter(
             "shadow_predicted_ttft_seconds", "Predicted wait of both choices", ("policy", "shadow", "of")
         )
-        self.shadow_cached = counter(
+        self.shadow_cached = new.counter(
             "shadow_predicted_cached_tokens", "Predicted cached tokens of both choices", ("policy", "shadow", "of")
         )
-        self.retries = counter("retries", "Attempts that failed before the client saw a byte", ("reason",))
-        self.replicas = gauge("replicas", "Replicas, by state", ("state",))
-        self.index_blocks = gauge("index_blocks", "Blocks in the index, by replica", ("replica",))
-        self.index_entries = gauge("index_entries", "Distinct blocks in the index, those not swept yet included")
-        self.index_bytes = gauge("index_bytes", "Memory of the index, about")
-        self.in_flight = gauge("requests_in_flight", "Requests that a replica is working on")
-        self.resyncs = counter("resyncs", "Times a replica's digest had to be read anew", ("reason",))
-        self.bad_records = counter("bad_records", "Records in Redis that can't be read or believed", ("reason",))
-        self.incompatible = gauge(
+
+    def _of_the_fleet(self, new: Maker) -> None:
+        self.replicas = new.gauge("replicas", "Replicas, by state", ("state",))
+        self.index_blocks = new.gauge("index_blocks", "Blocks in the index, by replica", ("replica",))
+        self.index_entries = new.gauge("index_entries", "Distinct blocks in the index, those not swept yet included")
+        self.index_bytes = new.gauge("index_bytes", "Memory of the index, about")
+        self.in_flight = new.gauge("requests_in_flight", "Requests that a replica is working on")
+        self.resyncs = new.counter("resyncs", "Times a replica's digest had to be read anew", ("reason",))
+        self.bad_records = new.counter("bad_records", "Records in Redis that can't be read or believed", ("reason",))
+        self.incompatible = new.gauge(
             "incompatible_replicas", "Replicas that get no credit for their cache, by what differs", ("difference",)
         )
-        self.lag = gauge("digest_lag_seconds", "Age of the newest digest delta when it was applied")
-        self.intents = counter(
+        self.lag = new.gauge("digest_lag_seconds", "Age of the newest digest delta when it was applied")
+        self.intents = new.counter(
             "intents", "Routed requests told to other gateways (sent) or by them (received)", ("way",)
         )
-        self.dropped_intents = counter(
+        self.dropped_intents = new.counter(
             "intents_dropped", "Routed requests that other gateways were not told of", ("reason",)
         )
-        self.recorded_requests = counter(
-            "recorded_requests", "Requests for the trace file: written, or dropped", ("fate",)
-        )
-        self.redis = gauge("redis_up", "Whether Redis can be reached")
+        self.tasks = new.gauge("tasks", "Tasks of the event loop: flat where nothing leaks")
+        self.redis = new.gauge("redis_up", "Whether Redis can be reached")
 
-    def answered(self, endpoint: str, policy: str, status: int) -> None:
+    def answered(self, endpoint: str, policy: str, status: int, code: str | None = None) -> None:
+        """`code`: of the gateway's own error."""
         self.requests.labels(endpoint, policy, str(status)).inc()
+        if status in REJECTED and code is not None:
+            self.rejected.labels(code).inc()
+
+    def ended(self, policy: str, took_s: float, held_s: float | None, itl_s: float | None, tokens: int) -> None:
+        """A request that got an answer, to the end."""
+        self.e2e.labels(policy).observe(took_s)
+        self.generated.labels(policy).inc(tokens)
+        if held_s is not None:
+            self.queue_time.labels(policy).observe(held_s)
+        if itl_s is not None:
+            self.per_token.labels(policy).observe(itl_s)
+
+    def unlogged(self, lines: int) -> None:
+        self.lost_lines.inc(lines)
 
     def first_byte(self, policy: str, ttft_s: float, prompt_tokens: int, predicted: int) -> None:
         self.ttft.labels(policy).observe(ttft_s)
         self.prompt_tokens.labels(policy).inc(prompt_tokens)
         self.predicted.labels(policy).inc(predicted)
+
+    def routed(self, policy: str, seconds: float) -> None:
+        self.routing.labels(policy).observe(seconds)
 
     def delivered(self, policy: str, tokens: int, errors: Mapping[str, int]) -> None:
         self.delivered_tokens.labels(policy).inc(tokens)
@@ -125,6 +193,16 @@ class Metrics:
 
     def intents_dropped(self, reason: str, intents: int) -> None:
         self.dropped_intents.labels(reason).inc(intents)
+
+    def held(self, room: WaitingRoom, left_after_s: float | None = None) -> None:
+        """What is held now; `left_after_s`: somebody has just left it."""
+        self.held_requests.set(len(room))
+        self.held_tokens.set(room.tokens)
+        if left_after_s is not None:
+            self.hold.observe(left_after_s)
+
+    def refused(self, error: GatewayError) -> None:
+        self.refusals.labels(answer_for(error).code or "").inc()
 
     def redis_up(self, up: bool) -> None:
         self.redis.set(up)

@@ -1,15 +1,16 @@
 """Fleet and index seen through the policy: where a prompt goes, and what that is expected to leave behind."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 from gateway.fleet import Fleet, Incarnation, Lease
-from gateway.index.prefix_index import EXPECT_MAX_BLOCKS, Match, PrefixIndex
+from gateway.index.prefix_index import EXPECT_MAX_BLOCKS, Matches, PrefixIndex
 from gateway.intents.outbox import Outbox
 from gateway.routing.base import Decision, Policy, RouteRequest
 from gateway.routing.candidates import Candidates
 from gateway.routing.reason import Reason, reason_for
+from gateway.routing.survey import Survey, survey
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.protocol.intents import Intents
 
@@ -41,7 +42,11 @@ class Considered:
 
     @cached_property
     def reason(self) -> Reason:
-        return reason_for(self.request.tokens, self.decision, self.candidates, retry=self.retry)
+        return reason_for(self.decision, self.survey, retry=self.retry)
+
+    @cached_property
+    def survey(self) -> Survey:
+        return survey(self.request.tokens, self.candidates, self.decision.place)
 
 
 class Router:
@@ -60,7 +65,7 @@ class Router:
 
     def expire(self, now: float) -> None:
         """Of what is expected, what is old: before each decision that is meant."""
-        if self.index.expire(now, hold=self.fleet.frozen):
+        if self.index.expire(now, hold=self.fleet.unheard):
             self._renew()
 
     def consider(
@@ -70,28 +75,29 @@ class Router:
         tried: Set[Incarnation],
         now: float,
         policy: Policy | None = None,
+        adjust: Callable[[Candidates], Candidates] | None = None,
     ) -> Considered | None:
-        """A decision by the live policy, or by another. Changes nothing."""
-        which = self.fleet.open(now, total_tokens, tried)
-        if not which.any():
-            return None
+        """A decision by the live policy, or by another, over the candidates as `adjust` has them. Changes nothing."""
         matches = self.index.match(request.hashes)
-        candidates = self.fleet.candidates(which, matches, now)
+        candidates = self.fleet.choosable(now, total_tokens, tried, matches)
+        if candidates is None:
+            return None
+        if adjust is not None:
+            candidates = adjust(candidates)
         decision = (policy or self.policy).choose(request, candidates, now)
         barred = self._barred(request, candidates, matches, now)
         return Considered(request, decision, candidates, barred, retry=bool(tried))
 
     def _barred(
-        self, request: RouteRequest, candidates: Candidates, matches: Mapping[str, Match], now: float
+        self, request: RouteRequest, candidates: Candidates, matches: Matches, now: float
     ) -> tuple[Barred, ...]:
-        usable = int(candidates.held_blocks.max())
+        usable = candidates.most_held
         whole = (request.tokens - 1) // BLOCK_SIZE
         if usable >= whole:
             return ()
         found = [
-            Barred(replica, self.fleet.state(replica, now), min(match.held, whole) * BLOCK_SIZE)
-            for replica, match in matches.items()
-            if match.held > usable
+            Barred(replica, self.fleet.state(replica, now), min(held, whole) * BLOCK_SIZE)
+            for replica, held in matches.holding_more(usable)
         ]
         return tuple(sorted(found, key=lambda each: -each.held_tokens))
 

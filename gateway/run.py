@@ -3,16 +3,26 @@
 import asyncio
 import contextlib
 import gc
+import signal
 import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import uvloop
 from aiohttp import web
 from redis.exceptions import RedisError
 
 from gateway.app import make_app
-from gateway.config import GatewayConfig
+from gateway.config import ConfigError, GatewayConfig
+from gateway.descriptors import connections_allowed
 from gateway.errors import StartError
+from gateway.front import make_front, make_runner
+from gateway.keys import CLOCK, LIFECYCLE, LIVE
+from gateway.reload import RELOADER
+from gateway.tenants.key_file import KeyFileError
 from gateway.wire import Wire
+from gateway.workers import Supervisor
 from replica.protocol.listening import bind, listen, stop_signal
 from replica.protocol.records import Keys
 from replica.protocol.redis_link import explain
@@ -20,36 +30,94 @@ from replica.protocol.redis_url import parse_redis_url
 from replica.protocol.text import ModelFolderError, ModelText
 
 REDIS_START_S = 3.0
+LINGER_S = 2.0
+"""For connections that are open to bring one request more, before those that don't are closed: a client may be sending
+on one of them just now."""
+SWITCH_S = 0.001
+"""For how long a thread that tokenises may keep the event loop waiting for the GIL; Python's own is 5 ms."""
 SHUTDOWN_S = 2.0
 """After the grace time, for handlers to write their last event."""
 
 
-def run(config: GatewayConfig) -> None:
-    """Blocks until the gateway has drained. Raises ListenError, StartError."""
-    with contextlib.closing(bind(config.host, config.port)) as listener:
-        listen(listener)
-        try:
-            text = ModelText.load(config.model, config.model_name)
-        except ModelFolderError as error:
-            raise StartError(f"--model: {error}") from error
-        uvloop.run(serve(config, text, listener))
+Load = Callable[[], GatewayConfig]
 
 
-async def serve(config: GatewayConfig, text: ModelText, listener: socket.socket) -> None:
+def run(config: GatewayConfig, load: Load) -> None:
+    """Blocks until the gateway has drained. `load` reads the settings again. Raises ListenError, StartError."""
+    with contextlib.ExitStack() as stack:
+
+        def listeners(host: str, port: int) -> list[socket.socket]:
+            """One for each worker."""
+            shared = config.reuse_port or config.workers > 1
+            made: list[socket.socket] = []
+            for _ in range(config.workers):
+                bound = bind(host, made[0].getsockname()[1] if made else port, shared=shared)
+                made.append(stack.enter_context(contextlib.closing(bound)))
+                listen(bound)
+            return made
+
+        public = listeners(config.host, config.port)
+        admin: list[socket.socket] = []
+        if config.admin_port is not None:
+            admin = listeners(config.admin_host, config.admin_port)
+        admin_of = dict(zip(public, admin, strict=False))
+
+        def say_ready() -> None:
+            if admin:
+                print(f"gateway for operators on http://{_authority(config.admin_host, admin[0])}", flush=True)
+            print(f"gateway ready on http://{_authority(config.host, public[0])}", flush=True)
+
+        def serve_on(listener: socket.socket, on_ready: Callable[[], None]) -> None:
+            try:
+                text = ModelText.load(config.model, config.model_name)
+            except ModelFolderError as error:
+                raise StartError(f"--model: {error}") from error
+            uvloop.run(serve(config, text, Listeners(listener, admin_of.get(listener)), load, on_ready))
+
+        if config.workers == 1:
+            serve_on(public[0], say_ready)
+        else:
+            Supervisor(public, serve_on, say_ready).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    public: socket.socket
+    admin: socket.socket | None = None
+
+
+async def serve(
+    config: GatewayConfig, text: ModelText, listeners: Listeners, load: Load, on_ready: Callable[[], None]
+) -> None:
     """Raises StartError where Redis can't be reached; once it could, its loss stops nothing."""
-    await reach_redis(config)
+    if config.redis_url:
+        await reach_redis(config)
     stop = stop_signal()
-    runner = web.AppRunner(
-        make_app(config, text), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
-    )
+    try:
+        app = make_app(config, text, load=load)
+    except (ConfigError, KeyFileError) as error:
+        raise StartError(str(error)) from error
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app[RELOADER].ask)
+    runner = make_runner(app, SHUTDOWN_S)
     await runner.setup()
     # NOTE: each full collection would go through all that is loaded by now, and hold the event loop for 30 ms or more.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
     try:
-        await web.SockSite(runner, listener, backlog=1024).start()
-        print(f"gateway ready on http://{_authority(config.host, listener)}", flush=True)
+        if listeners.admin is not None:
+            app[LIVE].admin_port = listeners.admin.getsockname()[1]
+            await web.SockSite(runner, listeners.admin).start()
+        front = make_front(runner, connections_allowed())
+        await front.listen(listeners.public)
+        on_ready()
         await stop.wait()
+        grace_s = app[LIVE].config.timeouts.grace_s
+        app[LIFECYCLE].leave_by = app[CLOCK]() + grace_s
+        await front.retire(LINGER_S, grace_s)
+        front.drain()
+        await runner.cleanup()
+        await front.close(SHUTDOWN_S)
     finally:
         await runner.cleanup()
 

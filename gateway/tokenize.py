@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from gateway.bodies import read_body
 from gateway.errors import ModelNotFound
-from gateway.handlers import read_body
 from gateway.introspect import json_response, max_context, model_name
-from gateway.keys import TEXT, TOKENIZER
+from gateway.keys import CALLER, TEXT, TOKENIZER
 from replica.protocol.strict import RequestError, parse
 from replica.protocol.text import TemplateError
 from replica.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -41,6 +41,8 @@ async def _parsed(request: web.Request, kind: type[_Request]) -> _Request:
     parsed = parse(kind, await read_body(request))
     if parsed.model not in (None, model_name(request.app)):
         raise ModelNotFound(f"the model {parsed.model!r} does not exist")
+    if not request[CALLER].may_use(model_name(request.app)):
+        raise ModelNotFound("this key may not use the model")
     return parsed
 
 

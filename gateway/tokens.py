@@ -1,4 +1,4 @@
-"""Prompts to token ids and block hashes, in threads, off the event loop.
+"""Prompts to token ids and block hashes: what is remembered at once, the rest in threads, off the event loop.
 
 Special tokens cut text exactly, so each segment between two of them is tokenised once and remembered: a long shared
 system prompt or an earlier turn costs one look-up. Whether a tokenizer really cuts exactly is tried at start-up.
@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gateway.public_prompts import PublicPrompts, public_tokens
 from replica.protocol.checks import check_length, check_tokens
-from replica.protocol.hashing import block_hashes, namespace_hash
+from replica.protocol.hashing import block_hashes, chain_of, namespace_hash
 from replica.protocol.openai import RequestError
 from replica.protocol.text import ModelText, TemplateError
 
@@ -28,6 +29,10 @@ NAMESPACES = 4096
 """Salts whose hashes are remembered."""
 
 MEMO_BYTES = 64 << 20
+INLINE_RENDERED = 64 << 10
+"""Characters of messages that are rendered, and looked up by segment, on the event loop: 1 ms."""
+INLINE_NEW = 1024
+"""Characters that are tokenised there: 0.5 ms, where going to a thread and back costs 0.2 ms and waits for a turn."""
 ENTRY_OVERHEAD = 200
 """Bytes of the memo's own book-keeping for a segment."""
 
@@ -39,6 +44,8 @@ class Prompt:
     tokens: list[int]
     hashes: "array[int]"
     """Of 64 bits each, as the index takes them without converting."""
+    public_tokens: int = 0
+    """The first ones, which all tenants share; see public_prompts.py."""
 
 
 class SegmentMemo:
@@ -99,6 +106,28 @@ class SegmentEncoder:
     def encode(self, rendered: str) -> list[int]:
         return self._by_segment(rendered) if self.exact else self._text.encode_chat(rendered)
 
+    def encode_known(self, rendered: str, max_new: int) -> list[int] | None:
+        """The same, if no more than so many characters of it must be tokenised anew."""
+        if not self.exact:
+            return None
+        pieces = self._split.split(rendered) if self._split else [rendered]
+        tokens: list[int] = []
+        for piece in pieces:
+            if not piece:
+                continue
+            special = self._ids.get(piece)
+            if special is not None:
+                tokens.append(special)
+                continue
+            ids = self._memo.get(piece)
+            if ids is None:
+                max_new -= len(piece)
+                if max_new < 0:
+                    return None
+                ids = self._segment(piece)
+            tokens.extend(ids)
+        return tokens
+
     def _by_segment(self, rendered: str) -> list[int]:
         tokens: list[int] = []
         pieces = self._split.split(rendered) if self._split else [rendered]
@@ -154,6 +183,7 @@ class PromptTokenizer:
         self._namespace = functools.lru_cache(NAMESPACES)(self._namespace_of)
         self.memo = SegmentMemo(memo_bytes)
         self.encoder = SegmentEncoder(text, self.memo)
+        self.public = PublicPrompts()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
 
     def close(self) -> None:
@@ -163,22 +193,46 @@ class PromptTokenizer:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), salt: str | None = None
     ) -> Prompt:
         """Raises RequestError where the chat template refuses the messages."""
-        return await self.in_thread(lambda: self._prompt(self._encode_chat(messages, tools), salt))
+        if sum([len(message["content"]) for message in messages]) > INLINE_RENDERED or tools:
+            return await self.in_thread(lambda: self._prompt(self.encoder.encode(self._render(messages, tools)), salt))
+        rendered = self._render(messages, tools)
+        known = self.encoder.encode_known(rendered, INLINE_NEW)
+        if known is not None:
+            return self._prompt(known, salt)
+        return await self.in_thread(lambda: self._prompt(self.encoder.encode(rendered), salt))
 
     async def completion(self, prompt: str | list[int], salt: str | None = None) -> Prompt:
         """Raises RequestError for token ids outside the vocabulary."""
+        if len(prompt) <= INLINE_NEW:
+            return self._prompt(self._encode_completion(prompt), salt)
         return await self.in_thread(lambda: self._prompt(self._encode_completion(prompt), salt))
+
+    def public_prompts(self, prompts: Iterable[str]) -> PublicPrompts:
+        """These system prompts, at the head of chats and of plain prompts. Raises TemplateError."""
+        rows = []
+        for prompt in prompts:
+            rows.append(public_tokens(functools.partial(self._plain_below, prompt)))
+            if self._text.template is not None:
+                rows.append(public_tokens(functools.partial(self._chat_below, prompt)))
+        return PublicPrompts(rows)
+
+    def _plain_below(self, prompt: str, question: str) -> list[int]:
+        return self._text.encode_plain(prompt + question)
+
+    def _chat_below(self, prompt: str, question: str) -> list[int]:
+        system, user = {"role": "system", "content": prompt}, {"role": "user", "content": question}
+        return self.encoder.encode(self._text.render([system, user]))
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
         try:
             rendered = self._text.render(messages, tools)
         except TemplateError as error:
             raise RequestError(str(error), param="messages", code="invalid_value") from error
         check_length(rendered, self._text, "messages")
-        return self.encoder.encode(rendered)
+        return rendered
 
     def _encode_completion(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -190,7 +244,8 @@ class PromptTokenizer:
     def _prompt(self, tokens: list[int], salt: str | None) -> Prompt:
         if not tokens:
             raise RequestError("the prompt has no tokens", code="invalid_value")
-        return Prompt(tokens, array("Q", block_hashes(tokens, self._namespace(salt))))
+        public = 0 if salt is None else self.public.tokens_of(tokens)
+        return Prompt(tokens, array("Q", block_hashes(tokens, *chain_of(self._namespace, salt, public))), public)
 
     def _namespace_of(self, salt: str | None) -> int:
         text = self._text

@@ -7,6 +7,7 @@ from typing import Any
 from gateway.hindsight import Judged, Sent
 from gateway.recording.answer import AnswerCount
 from gateway.router import Considered
+from replica.protocol.spans import SpanContext
 
 MAX_REQUESTS = 1000
 MAX_ROWS = 64_000
@@ -19,11 +20,14 @@ KV_SAMPLES = 10_000
 class Attempt:
     replica: str
     failure: str | None = None
+    after_tokens: int = 0
+    """That the client had been shown by then."""
+    span: SpanContext | None = None
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request. Times are seconds since it was received."""
+    """One request. Times in `events` are seconds since it was received."""
 
     request_id: str
     received_at: float
@@ -31,23 +35,36 @@ class Trace:
     considered: Considered | None = None
     sent: Sent | None = None
     judged: Judged | None = None
+    held_s: float | None = None
+    """In the gateway, before its last attempt; None: it wasn't."""
     replica_url: str = ""
     delivered_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    marks: list[tuple[str, float, dict[str, Any]]] = field(default_factory=list)
+    """What happened, when by the gateway's clock, and details."""
     replica_traced: bool = False
-    answer: AnswerCount | None = None
-    """Where requests are recorded."""
+    answer: AnswerCount = field(default_factory=AnswerCount)
+    model: str | None = None
+    """As the gateway calls it, once it is known to be served here."""
+    tenant: str | None = None
+    """The name, never the key."""
+    span: SpanContext | None = None
 
     def mark(self, event: str, now: float, **details: Any) -> None:
-        self.events.append({"event": event, "at_s": round(now - self.received_at, 6), **details})
+        self.marks.append((event, now, details))
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [
+            {"event": event, "at_s": round(at - self.received_at, 6), **details} for event, at, details in self.marks
+        ]
 
     def last_at(self, event: str) -> float | None:
-        return next((item["at_s"] for item in reversed(self.events) if item["event"] == event), None)
+        return next((round(at - self.received_at, 6) for name, at, _ in reversed(self.marks) if name == event), None)
 
     def timeline(self, replica_trace: dict[str, Any] | None) -> dict[str, Any]:
         """Own events, and those of the replica shifted to when the request was dispatched to it."""
-        events = list(self.events)
+        events = self.events
         kv: list[Any] = []
         offset = self.last_at("dispatched")
         if replica_trace is not None and offset is not None:

@@ -59,6 +59,14 @@ FleetKeyFile = Annotated[
     ),
 ]
 
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+        help="OpenTelemetry collector for spans, as http://host:4318 (OTLP over HTTP). Needs the extra `otel`.",
+    ),
+]
+
 
 def main(
     model: Model = "smollm2-135m-instruct",
@@ -86,6 +94,7 @@ def main(
     profile: ProfileName = None,
     kv_tokens: KvTokens = None,
     time_scale: TimeScale = None,
+    otlp_endpoint: OtlpEndpoint = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve a model: prefill, decode, and a prefix cache whose digest the fleet's gateways read."""
@@ -126,6 +135,7 @@ def main(
                 **_step_limits(max_step_tokens, max_running, timing),
             ),
             timing=timing,
+            otlp_endpoint=otlp_endpoint or None,
         )
         raise typer.Exit(asyncio.run(run(config)))
     except (ConfigError, FleetKeyError, ListenError, ModelFolderError, RedisUnreachable, IdTaken) as error:

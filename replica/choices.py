@@ -14,7 +14,9 @@ from replica.constraints import constraint_of
 from replica.detokenizer import StopChecker, make_detokenizer
 from replica.grammar import GrammarError
 from replica.protocol.checks import check_length, check_request, check_tokens
+from replica.protocol.hashing import chain_of
 from replica.protocol.openai import ChatRequest, CompletionRequest, GenerateRequest, output_limit
+from replica.protocol.resume import Begun
 from replica.protocol.strict import RequestError
 from replica.protocol.text import ModelText
 from replica.sequence import SamplingParams, Sequence, TokenConstraint
@@ -46,7 +48,9 @@ def _completion_tokens(request: CompletionRequest, text: ModelText) -> list[list
     return [text.encode_plain(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts]
 
 
-async def make_choices(serving: Serving, request: GenerateRequest, request_id: Callable[[int], str]) -> list[Choice]:
+async def make_choices(
+    serving: Serving, request: GenerateRequest, request_id: Callable[[int], str], begun: Begun | None = None
+) -> list[Choice]:
     """By prompt, `n` of each. `request_id` is given their number, and called last, as others may take an id in the
     meantime. Raises RequestError, TemplateError."""
     check_request(request, serving.text)
@@ -55,22 +59,32 @@ async def make_choices(serving: Serving, request: GenerateRequest, request_id: C
     prompts = await prompts_of(request, serving.text)
     params = [_params(request, prompt, serving) for prompt in prompts]
     constraints = await _constraints(request, serving, len(prompts) * request.n)
-    seed = secrets.randbits(63) if request.seed is None else request.seed
+    seed = _seed(request, begun)
     first_id = request_id(len(constraints))
     choices = []
     for index, constraint in enumerate(constraints):
         number, repeat = divmod(index, request.n)
+        # Blocks wholly within the prompt only: no answer is public.
+        public_tokens = min(request.public_prefix_tokens, len(prompts[number]))
+        namespace, fork = chain_of(serving.namespace, request.cache_salt, public_tokens)
         sequence = Sequence(
             first_id if index == 0 else f"{first_id}-{index}",
             prompts[number],
             replace(params[number], seed=derived_seed(seed, repeat)),
-            serving.namespace(request.cache_salt),
+            namespace,
             priority=request.priority,
+            fork=fork,
             constraint=constraint,
             wants_prompt_logprobs=_echoes(request) and request.num_logprobs is not None,
         )
         choices.append(_choice(index, sequence, request, serving.text))
     return choices
+
+
+def _seed(request: GenerateRequest, begun: Begun | None) -> int:
+    if request.seed is not None:
+        return request.seed
+    return secrets.randbits(63) if begun is None else begun.seed
 
 
 def derived_seed(seed: int, repeat: int) -> int:

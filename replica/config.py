@@ -10,6 +10,7 @@ from typing import Literal
 
 from replica.profiles import Profile
 from replica.protocol.hashing import BLOCK_SIZE
+from replica.protocol.otel import is_endpoint
 from replica.protocol.redis_url import RedisUrlError, parse_redis_url
 from replica.protocol.signing import Signer
 
@@ -136,6 +137,8 @@ class ReplicaConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     timing: TimingConfig | None = None
     """None: the model is computed."""
+    otlp_endpoint: str | None = None
+    """An OpenTelemetry collector's URL, for spans; see replica/protocol/otel.py."""
 
     def __post_init__(self) -> None:
         if not self.id or not self.id.isascii() or not all(c.isalnum() or c in "-_." for c in self.id):
@@ -157,6 +160,8 @@ class ReplicaConfig:
             raise ConfigError("max_waiting must be at least 1")
         if self.max_waiting_tokens is not None and self.max_waiting_tokens < 1:
             raise ConfigError("max_waiting_tokens must be at least 1")
+        if self.otlp_endpoint is not None and not is_endpoint(self.otlp_endpoint):
+            raise ConfigError(f"otlp_endpoint must be a URL as http://collector:4318, not {self.otlp_endpoint!r}")
         if self.drain_s < 0:
             raise ConfigError("drain_s must not be negative")
 

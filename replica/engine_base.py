@@ -29,6 +29,8 @@ class EngineBase(ABC):
         self._clock = clock
         self._limits = limits
         self._scheduler = Scheduler(cache, limits)
+        self.under_way = StepWork(0, 0.0, 0)
+        """Of the step that was begun last."""
 
     @property
     @abstractmethod
@@ -57,7 +59,10 @@ class EngineBase(ABC):
         """Computes one batch. The scheduler must have work."""
         started = self._clock()
         batch = self._scheduler.schedule()
-        work = work_of(batch.chunks)
+        for chunk in batch.chunks:
+            if chunk.sequence.scheduled_at is None:
+                chunk.sequence.scheduled_at = started
+        self.under_way = work = work_of(batch.chunks)
         # Where all that was to be computed had to give up its pages, there is nothing to.
         sampled = self._compute(batch.chunks, work) if batch.chunks else []
         self._scheduler.commit(batch)
@@ -88,7 +93,7 @@ class EngineBase(ABC):
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> Output:
         sequence.append(sampled.token)
-        reason = _advance(sequence) or sequence.finish_reason()
+        reason = advance(sequence) or sequence.finish_reason()
         if reason is not None:
             self._scheduler.finish(sequence)
         return Output(sequence, sampled.token, reason, sampled.logprobs)
@@ -104,7 +109,7 @@ class BuiltEngine:
     """Else a request that needs them is refused."""
 
 
-def _advance(sequence: Sequence) -> FinishReason | None:
+def advance(sequence: Sequence) -> FinishReason | None:
     """Tells the constraint what was sampled. One that fails ends its own sequence and no other."""
     token = sequence.tokens[-1]
     if sequence.constraint is None or token in sequence.params.stop_token_ids:

@@ -17,7 +17,8 @@ from replica.metrics import ReplicaMetrics
 from replica.protocol.canary import Fingerprints, fingerprints
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
 from replica.protocol.listening import bind, listen, stop_signal
-from replica.protocol.records import Heartbeat, Keys, ReplicaState
+from replica.protocol.otel import open_sink
+from replica.protocol.records import Heartbeat, Keys
 from replica.protocol.redis_url import parse_redis_url, without_secret
 from replica.protocol.text import ModelText
 from replica.publisher import Publisher, PublisherThread, check_id_is_free
@@ -69,18 +70,20 @@ async def run(config: ReplicaConfig) -> int:
     listen(listener)
     await web.SockSite(runner, listener).start()
     serving.worker.start()
+    serving.spans.start()
+    ticking = asyncio.create_task(serving.tick(time.monotonic))
     if publisher is not None:
         publisher.start()
     print(f"replica {config.id} ready on {url}", flush=True)
     try:
         await _until_stopped(serving)
-        if listeners.publisher is not None:
-            listeners.publisher.beat_soon()
         await _drain(serving, config.drain_s)
     finally:
         if publisher is not None:
             await asyncio.to_thread(publisher.stop)
         await runner.cleanup()
+        ticking.cancel()
+        await asyncio.to_thread(serving.spans.close)
     if serving.worker.crashed.is_set():
         return 1
     await serving.worker.stop()
@@ -129,6 +132,7 @@ def _publisher(
         lambda epoch: _heartbeat(serving, url, epoch, config.engine, same),
         beats=beats,
     )
+    serving.on_state = listeners.publisher.beat_soon
     return PublisherThread(listeners.publisher)
 
 
@@ -149,6 +153,7 @@ def _serving(config: ReplicaConfig, text: ModelText, built: BuiltEngine, listene
         replica_id=config.id,
         max_context=built.max_context,
         queue=QueueLimits(config.max_waiting, config.max_waiting_tokens),
+        spans=open_sink(config.otlp_endpoint, "ryokan-replica", config.id),
         has_logits=built.has_logits,
     )
 
@@ -169,6 +174,8 @@ def _heartbeat(serving: Serving, url: str, epoch: str, settings: EngineConfig, s
         load_age_s=max(0.0, time.monotonic() - status.at),
         order=settings.order,
         max_running=settings.max_running,
+        resumes=True,
+        stalled_s=serving.stalled_s(time.monotonic()),
         **same,
     )
 
@@ -183,7 +190,7 @@ async def _until_stopped(serving: Serving) -> None:
     finally:
         crash.cancel()
         signalled.cancel()
-    serving.state = ReplicaState.DRAINING
+    serving.drain()
 
 
 async def _drain(serving: Serving, limit_s: float) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from replica.protocol.hashing import BLOCK_SIZE, block_hashes, pack_tokens
+from replica.protocol.hashing import BLOCK_SIZE, Fork, block_hashes, pack_tokens
 
 if TYPE_CHECKING:
     from replica.cache.radix import Node
@@ -108,6 +108,8 @@ class Sequence:
     namespace: int
     priority: int = 0
     """Lower goes first."""
+    fork: Fork | None = None
+    """Where its blocks become a tenant's own, if they didn't begin so."""
     constraint: TokenConstraint | None = None
     wants_prompt_logprobs: bool = False
     """Until they are all there nothing is taken from the cache, which holds no logits."""
@@ -129,6 +131,8 @@ class Sequence:
     claimed: list[int] = field(default_factory=list)
     """Hashes of prompt blocks that this sequence has undertaken to compute; see Scheduler."""
     num_preemptions: int = 0
+    scheduled_at: float | None = None
+    """When the first step that computes for it began, by the engine's clock."""
     arrival: int = 0
     """The how manieth the scheduler was given, from 1; 0: none yet."""
     overtaken_tokens: int = 0
@@ -138,7 +142,7 @@ class Sequence:
         assert self.prompt, "a prompt has at least one token"
         self.tokens = list(self.prompt)
         self.packed = bytearray(pack_tokens(self.prompt))
-        self.hashes = block_hashes(self.prompt, self.namespace)
+        self.hashes = block_hashes(self.prompt, self.namespace, self.fork)
 
     @property
     def num_output(self) -> int:
@@ -157,8 +161,10 @@ class Sequence:
         return self.wants_prompt_logprobs and len(self.prompt_logprobs) < len(self.prompt)
 
     def block(self, index: int) -> bytes:
-        """Packed tokens of a whole block: the exact key of the tree."""
-        return bytes(self.packed[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
+        """Packed tokens of a whole block, and the tag where it is the first of a tenant's own: the exact key of the
+        tree."""
+        tokens = bytes(self.packed[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
+        return tokens + self.fork.tag if self.fork is not None and self.fork.block == index else tokens
 
     def append(self, token: int) -> None:
         self.tokens.append(token)

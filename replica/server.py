@@ -95,7 +95,7 @@ async def trace(http: web.Request) -> web.Response:
 
 async def drain(http: web.Request) -> web.Response:
     serving = http.app[SERVING]
-    serving.state = ReplicaState.DRAINING
+    serving.drain()
     return json_response({"state": serving.state, "requests": serving.worker.num_requests})
 
 

@@ -1,7 +1,10 @@
 """What the replica's handlers share."""
 
+import asyncio
 import functools
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -10,11 +13,15 @@ from replica.grammar import GrammarCompiler
 from replica.metrics import ReplicaMetrics
 from replica.profiles import Profile
 from replica.protocol.hashing import BLOCK_SIZE, namespace_hash
+from replica.protocol.otel import SpanSink
 from replica.protocol.records import ReplicaState
 from replica.protocol.text import ModelText
 from replica.token_bytes import TokenBytes
 from replica.trace import TraceLog
 from replica.worker import EngineWorker
+
+TICK_S = 1.0
+"""By which it may be late before it counts as standing still."""
 
 
 @dataclass
@@ -27,8 +34,13 @@ class Serving:
     max_context: int
     queue: QueueLimits
     state: ReplicaState = ReplicaState.READY
+    spans: SpanSink = field(default_factory=lambda: SpanSink(None))
     has_logits: bool = True
     """The engine computes the model."""
+    on_state: Callable[[], None] = lambda: None
+    """The state has changed."""
+    ticked_at: float = math.inf
+    """When the event loop last came round to it; infinity before it runs."""
 
     @functools.cached_property
     def grammars(self) -> GrammarCompiler:
@@ -37,6 +49,21 @@ class Serving:
     @functools.cached_property
     def names(self) -> TokenBytes:
         return TokenBytes(self.text.tokenizer)
+
+    def drain(self) -> None:
+        """Nothing new from now on, and the fleet is told at once."""
+        self.state = ReplicaState.DRAINING
+        self.on_state()
+
+    def stalled_s(self, now: float) -> float:
+        """For how long engine or event loop have stood still; see Heartbeat. From any thread."""
+        return max(self.worker.stalled_s(now), now - self.ticked_at - TICK_S)
+
+    async def tick(self, clock: Callable[[], float]) -> None:
+        """For as long as the event loop runs."""
+        while True:
+            self.ticked_at = clock()
+            await asyncio.sleep(TICK_S)
 
     def profile(self) -> Profile:
         status, limits = self.worker.status, self.worker.limits

@@ -20,6 +20,13 @@ _LOG = logging.getLogger(__name__)
 _STATUS_PERIOD_S = 0.1
 _IDLE_BEFORE_CHECK_S = 1.0
 
+_STEP_ALLOWANCE = 3.0
+"""A step may take so many times what the cost model says of it, and not less than _STEP_MIN_S."""
+_STEP_MIN_S = 1.0
+_FIRST_STEPS = 3
+_FIRST_STEPS_S = 60.0
+"""The first ones load and compile, and are what the cost model is fitted to."""
+
 Command = Callable[[], None]
 
 
@@ -88,6 +95,10 @@ class EngineWorker:
         self._submitted = 0
         self._added = 0
         self._running = True
+        self._started = False
+        self._busy = False
+        self._steps = 0
+        self._moved_at = clock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._status_at = clock()
         self.status = Status(engine.load(), engine.cost, self._status_at)
@@ -105,6 +116,18 @@ class EngineWorker:
         status = self.status
         return replace(status.load, waiting=status.load.waiting + self._submitted - status.added)
 
+    def stalled_s(self, now: float) -> float:
+        """For how long nothing has moved that should, beyond what the step under way may take. From any thread."""
+        if self._started and self._running and not self._thread.is_alive():
+            return now - self._moved_at
+        # NOTE: asked before `_moved_at`, which is set before it.
+        if not self._busy:
+            return 0.0
+        work = self._engine.under_way
+        expected = self.status.cost.step_s(work.tokens, work.attention, work.decoding)
+        least = _FIRST_STEPS_S if self._steps < _FIRST_STEPS else _STEP_MIN_S
+        return max(0.0, now - self._moved_at - max(least, _STEP_ALLOWANCE * expected))
+
     @property
     def limits(self) -> SchedulerLimits:
         return self._engine.limits
@@ -114,6 +137,7 @@ class EngineWorker:
 
     def start(self) -> None:
         self._thread.start()
+        self._started = True
 
     async def stop(self) -> None:
         def halt() -> None:
@@ -177,7 +201,9 @@ class EngineWorker:
             while self._running:
                 self._run_commands()
                 if self._running and self._engine.scheduler.has_work:
+                    self._moved_at = self._clock()
                     self._step()
+                    self._steps += 1
         except Exception as error:
             _LOG.exception("the engine has crashed")
             self._loop.call_soon_threadsafe(self._report_crash, EngineCrashed(f"the engine has crashed: {error}"))
@@ -186,7 +212,10 @@ class EngineWorker:
         """Waits for a command only where there is nothing to compute."""
         if not self._engine.scheduler.has_work:
             self._update_status(force=True)
-            self._next_command_when_idle()()
+            self._busy = False
+            command = self._next_command_when_idle()
+            self._moved_at, self._busy = self._clock(), True
+            command()
         while True:
             try:
                 command = self._commands.get_nowait()

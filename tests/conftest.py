@@ -21,6 +21,23 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
+SLOW = (
+    "tests/replica/model/test_default_model.py",
+    "tests/simulation/",
+    "tests/loadtest/simulate/",
+    "tests/e2e/",
+    "tests/deploy/",
+)
+"""In order: what takes longest comes first, or one worker would go on with it alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        return next((place for place, slow in enumerate(SLOW) if item.nodeid.startswith(slow)), len(SLOW))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """Of a randomised test; printed, and fixed by RYOKAN_TEST_SEED."""

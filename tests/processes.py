@@ -44,6 +44,10 @@ class Process:
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 

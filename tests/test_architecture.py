@@ -23,7 +23,14 @@ def imports_of(path: Path) -> set[str]:
 
 INSIDERS = tuple(
     ROOT / "loadtest" / name
-    for name in ("engine_bench/contenders", "index_bench", "routing_bench", "eviction_bench", "simulate")
+    for name in (
+        "engine_bench/contenders",
+        "index_bench",
+        "routing_bench",
+        "eviction_bench",
+        "simulate",
+        "gateway_bench",
+    )
 )
 """Where loadtest looks at a part from inside, and not only at the public HTTP API: programs that each wrap an engine,
 ours among them; the gateway's index and policies; the replica's prefix cache; and the simulator, which runs the pure
@@ -50,6 +57,7 @@ def every_file() -> list[Path]:
         "loadtest/simulate/*.py",
         "loadtest/routing_bench/*.py",
         "loadtest/eviction_bench/*.py",
+        "loadtest/gateway_bench/*.py",
     )
 
 
@@ -71,7 +79,7 @@ calls in the same way; and none of that loads torch."""
 SIMULATE_MAY_USE: tuple[str, ...] = ("loadtest", "replica.protocol", "replica.scheduler", "replica.sequence")
 SIMULATE_MAY_USE += ("replica.cache.manager", "replica.cache.naive", "replica.config", "replica.profiles")
 SIMULATE_MAY_USE += ("gateway.fleet", "gateway.router", "gateway.identity", "gateway.index", "gateway.routing")
-SIMULATE_MAY_USE += ("gateway.intents.outbox", "gateway.trust")
+SIMULATE_MAY_USE += ("gateway.intents.outbox", "gateway.trust", "gateway.hold.desk", "gateway.hold.guest")
 """The parts that decide; none that talks, computes or reads a clock."""
 
 
@@ -89,9 +97,13 @@ SIMULATE_MAY_USE += ("gateway.intents.outbox", "gateway.trust")
         (["loadtest/simulate/*.py"], SIMULATE_MAY_USE),
         (["loadtest/index_bench/*.py"], ("loadtest", "gateway", "replica.protocol")),
         (["loadtest/routing_bench/*.py"], ("loadtest", "gateway", "replica.protocol", "replica.config")),
+        (["loadtest/gateway_bench/*.py"], ("loadtest", "replica.protocol", "native")),
         (["loadtest/eviction_bench/*.py"], ("loadtest", "replica.protocol", "replica.cache", "replica.sequence")),
         (["gateway/routing/*.py"], ("gateway.routing", "gateway.config", "gateway.errors", "replica.protocol")),
+        (["gateway/routing/native/*.py"], ("gateway.routing", "replica.protocol", "native")),
         (["gateway/index/prefix_index.py", "gateway/index/plain_index.py"], ("gateway.index", "replica.protocol")),
+        (["gateway/http/*.py"], ("gateway.http", "gateway.errors", "replica.protocol.strict")),
+        (["gateway/hold/lane.py", "gateway/hold/shares.py"], ("gateway.hold",)),
         (["gateway/intents/*.py"], ("gateway.intents", "replica.protocol")),
         (["gateway/index/native_index.py"], ("gateway.index", "replica.protocol", "native")),
     ],
@@ -107,8 +119,13 @@ PURE += ["replica/urgency.py", "replica/backlog.py", "replica/admission.py", "re
 PURE += ["replica/timing/pace.py", "replica/timing/words.py"]
 PURE += ["gateway/fleet.py", "gateway/trust.py", "gateway/router.py", "gateway/index/*_index.py"]
 PURE += ["gateway/index/follower.py", "gateway/index/pulses.py"]
+PURE += ["gateway/http/head.py", "gateway/http/body.py", "gateway/http/exchange.py", "gateway/events.py"]
 PURE += ["gateway/recording/lines.py", "gateway/recording/answer.py", "loadtest/replay/figures.py"]
+PURE += ["gateway/health.py", "gateway/resume.py"]
+PURE += [f"gateway/hold/{name}.py" for name in ("guest", "shares", "lane", "plain_lane", "bounds", "terms")]
 PURE += ["gateway/intents/outbox.py", "gateway/intents/peers.py"]
+PURE += ["gateway/public_prompts.py", "gateway/tenants/bucket.py", "gateway/tenants/meter.py"]
+PURE += ["gateway/tenants/caller.py", "gateway/tenants/key_file.py"]
 PURE += ["adopt/events.py", "adopt/mirror.py", "adopt/requests.py", "adopt/answers.py", "adopt/traffic.py"]
 IMPURE_MODULES: tuple[str, ...] = (
     "torch",
@@ -125,6 +142,7 @@ IMPURE_MODULES += ("prometheus_client", "logging")
 
 
 PURE_WITH_ARRAYS = ["gateway/routing/*.py", "gateway/fleet_table.py", "gateway/backlog.py", "gateway/explain.py"]
+PURE_WITH_ARRAYS += ["gateway/hold/room.py", "gateway/hold/desk.py"]
 """A decision is over all replicas at once."""
 
 
@@ -133,6 +151,14 @@ def test_pure_parts_know_no_clock_no_network_no_tensors() -> None:
     broken |= {
         str(path): names for path in files(*PURE_WITH_ARRAYS) if (names := forbidden(path, ("numpy",), IMPURE_MODULES))
     }
+    assert broken == {}
+
+
+def test_aiohttp_stays_out_of_the_hot_path() -> None:
+    """It serves what is rare, and is the oracle in tests."""
+    hot = [path for path in files("gateway/http/*.py") if path.name != "aiohttp_exchange.py"]
+    hot += files("gateway/relay.py", "gateway/events.py", "gateway/dispatch.py", "gateway/upstream.py")
+    broken = {str(path): names for path in hot if (names := forbidden(path, (), ("aiohttp",)))}
     assert broken == {}
 
 
@@ -186,7 +212,7 @@ def test_broad_excepts_stand_only_at_the_outermost_edges() -> None:
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
         and not re_raises(node)
     }
-    assert broad == {"gateway/app.py", "replica/worker.py"}
+    assert broad == {"gateway/edge.py", "replica/worker.py"}
 
 
 def re_raises(handler: ast.ExceptHandler) -> bool:

@@ -86,6 +86,16 @@ class Matches(Mapping[str, Match]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._named()})"
 
+    def holding_more(self, blocks: int) -> list[tuple[str, int]]:
+        """Replicas that hold more than so many, and how many."""
+        found = []
+        start = 0
+        for held, _, end in zip(*(self.groups[part::3] for part in range(3)), strict=True):
+            if held > blocks:
+                found += [(self.names[number], held) for number in self.numbers[start:end]]
+            start = end
+        return found
+
     def _named(self) -> dict[str, Match]:
         if self._by_replica is None:
             self._by_replica = {}

@@ -5,7 +5,8 @@ A quote within a JSON string is escaped, so nothing that a model says looks like
 
 import re
 
-_TOLD = re.compile(rb'"completion_tokens": ?(\d{1,9})')
+_NAME = b'"completion_tokens":'
+_NUMBER = re.compile(rb" ?(\d{1,9})")
 _CHUNK = b'"finish_reason":null'
 """Every chunk but the last of each choice: one a token, unless several came at once."""
 _TAIL_BYTES = 2048
@@ -16,20 +17,27 @@ class AnswerCount:
     """Feed it a stream's events, or a whole answer, as they go to the client."""
 
     def __init__(self) -> None:
-        self._chunks = 0
+        self.chunks = 0
         self._tail = b""
 
     def feed(self, data: bytes) -> None:
-        self._chunks += data.count(_CHUNK)
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        self.chunks += data.count(_CHUNK)
+        self._tail = (data if len(data) >= _TAIL_BYTES else self._tail + data)[-_TAIL_BYTES:]
+
+    @property
+    def is_stream(self) -> bool:
+        return self.chunks > 0
 
     @property
     def told(self) -> int | None:
         """As the usage says, where the client has asked for it or got a whole answer."""
-        found = _TOLD.findall(self._tail)
-        return int(found[-1]) if found else None
+        at = self._tail.rfind(_NAME, -_TAIL_BYTES)
+        if at < 0:
+            return None
+        found = _NUMBER.match(self._tail, at + len(_NAME))
+        return int(found[1]) if found else None
 
     @property
     def tokens(self) -> int:
         told = self.told
-        return self._chunks if told is None else told
+        return self.chunks if told is None else told

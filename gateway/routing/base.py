@@ -33,6 +33,8 @@ class Decision:
     """Predicted for the choice, before any discount for trust."""
     held_tokens: int
     """Those of them that the choice's digest vouches for; the others are still being computed for somebody else."""
+    deepest: int = 0
+    """Leading blocks of the prompt that some candidate has, or is about to compute."""
 
     @property
     def choice(self) -> str:
@@ -49,7 +51,10 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Chooses a replica. What it remembers changes in `placed` only, so it can be asked without consequences."""
+    """Chooses a replica. What it remembers changes in `placed` only, so it can be asked without consequences.
+
+    With an attribute `binds_late = True` its requests may wait in the gateway, and are decided over again; see hold.py.
+    """
 
     name: str
 
@@ -72,15 +77,27 @@ class Stateless:
 def decide(
     policy: Policy, request: RouteRequest, candidates: Candidates, place: int, cost: Floats, **columns: Floats
 ) -> Decision:
-    reuse_tokens = candidates.reuse_tokens[place]
+    return decided(policy, request, candidates, place, cost, columns)
+
+
+def decided(
+    policy: Policy,
+    request: RouteRequest,
+    candidates: Candidates,
+    place: int,
+    cost: Floats,
+    columns: Mapping[str, Floats],
+) -> Decision:
+    matched, held, reuse_tokens = candidates.blocks_at(place)
     return Decision(
         policy=policy.name,
         candidates=candidates.ids,
         place=place,
         cost=cost,
         columns=columns,
-        cached_tokens=usable_tokens(candidates.matched_blocks[place], request.tokens, reuse_tokens),
-        held_tokens=usable_tokens(candidates.held_blocks[place], request.tokens, reuse_tokens),
+        cached_tokens=usable_tokens(matched, request.tokens, reuse_tokens),
+        held_tokens=usable_tokens(held, request.tokens, reuse_tokens),
+        deepest=candidates.deepest,
     )
 
 
@@ -102,5 +119,4 @@ def branch_hash(request: RouteRequest, candidates: Candidates) -> int:
     """
     if not request.hashes:
         return 0
-    deepest = int(candidates.matched_blocks.max())
-    return request.hashes[min(max(deepest, len(request.hashes) // 2), len(request.hashes) - 1)]
+    return request.hashes[min(max(candidates.deepest, len(request.hashes) // 2), len(request.hashes) - 1)]

@@ -4,7 +4,9 @@ A fleet of 1,000 replicas must be decided over within a millisecond, and Python 
 once. Arrays are this module's to make and nobody's to write to.
 """
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -12,11 +14,29 @@ from numpy.typing import NDArray
 
 from replica.protocol.hashing import BLOCK_SIZE
 
+if TYPE_CHECKING:
+    from gateway.routing.native.library import Library
+
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 SIZES = 12
 """Classes of requests by what they have uncached: under 64 tokens, under 128, ..., from 65,536 on."""
+
+
+class Column:
+    """A row of `Candidates.numbers`, by the attribute's name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._row = ROWS.index(name)
+
+    def __get__(self, candidates: "Candidates", owner: type | None = None) -> Floats:
+        row: Floats = candidates.numbers[self._row]
+        return row
+
+
+FOR_THE_PROMPT = ("queue_tokens", "held_blocks", "matched_blocks")
+"""What is worked out for each decision."""
 
 COLUMNS = (
     *("waiting", "decoding", "active_blocks", "free_blocks", "total_blocks", "max_running", "stay_s"),
@@ -25,55 +45,152 @@ COLUMNS = (
 )
 """What is known of a replica before a prompt is looked at; see Candidates for what each is."""
 
+SIZE_ROWS = ("size_tokens", "size_counts")
 
-@dataclass(frozen=True, slots=True, eq=False)
+ROWS = (
+    *FOR_THE_PROMPT,
+    *COLUMNS,
+    *(name if place == 0 else f"{name}_{place}" for name in SIZE_ROWS for place in range(SIZES)),
+    "id_hash",
+)
+"""Of `Candidates.numbers`, in order; native code goes by it too. Names are those of the attributes."""
+
+_MATCHED, _HELD, _REUSE_TOKENS = map(ROWS.index, ("matched_blocks", "held_blocks", "reuse_tokens"))
+_SIZE_TOKENS = ROWS.index("size_tokens")
+_SIZE_COUNTS = ROWS.index("size_counts")
+_ZERO = array("d", (0.0,))
+
+
 class Candidates:
-    """A place for each replica in every column."""
+    """A place for each replica in every column. All of them lie in one block of memory, a row a column, so that native
+    code takes one pointer."""
 
-    ids: tuple[str, ...]
-    queue_tokens: Floats
+    __slots__ = ("_figures", "_numbers", "address", "ids", "library", "memory")
+
+    queue_tokens = Column()
     """Uncached prompt tokens ahead of a new request, dead-reckoned between load reports."""
-    waiting: Floats
-    """Requests that have no first token yet."""
-    decoding: Floats
-    """Sequences that are being decoded."""
-    active_blocks: Floats
-    """KV blocks of sequences under way: neither free nor evictable."""
-    free_blocks: Floats
-    total_blocks: Floats
-    """0 where the replica doesn't say."""
-    max_running: Floats
-    """Sequences that it computes at a time; 0 where it doesn't say."""
-    stay_s: Floats
-    """How long a request has been holding its KV blocks after its first token, of late; 0 where nothing is known."""
-    trust: Floats
-    """Of the cached tokens that its digest promises, the share that comes; 1 where nothing is known. See trust.py."""
-    unpromised: Floats
-    """Of those that nobody promises, the share that comes all the same; 0 where nothing is known."""
-    reuse: Floats
-    """Share of the replica's prompt tokens that its cache has been serving."""
-    reuse_tokens: Floats
-    """It reuses only multiples of so many; 0: any number."""
-    c0: Floats
-    """Of the cost model, in seconds; see replica.protocol.records.CostModel."""
-    c_lin: Floats
-    c_att: Floats
-    c_dec: Floats
-    step_tokens: Floats
-    shortest_first: Floats
-    """Whether the replica prefills what has the fewest tokens left before the others; else 0: in order of arrival."""
-    size_tokens: Floats
-    """(SIZES, replicas): the make-up of what waits, as far as requests are known one by one. It may exceed the queue:
-    a request counts in full until it is done."""
-    size_counts: Floats
-    id_hash: NDArray[np.uint64]
-    matched_blocks: Floats
+    matched_blocks = Column()
     """Leading blocks of the prompt that the replica holds or is about to compute."""
-    held_blocks: Floats
+    held_blocks = Column()
     """Those of them that it holds for certain."""
+    waiting = Column()
+    """Requests that have no first token yet."""
+    decoding = Column()
+    """Sequences that are being decoded."""
+    active_blocks = Column()
+    """KV blocks of sequences under way: neither free nor evictable."""
+    free_blocks = Column()
+    total_blocks = Column()
+    """0 where the replica doesn't say."""
+    max_running = Column()
+    """Sequences that it computes at a time; 0 where it doesn't say."""
+    stay_s = Column()
+    """How long a request has been holding its KV blocks after its first token, of late; 0 where nothing is known."""
+    trust = Column()
+    """Of the cached tokens that its digest promises, the share that comes; 1 where nothing is known. See trust.py."""
+    unpromised = Column()
+    """Of those that nobody promises, the share that comes all the same; 0 where nothing is known."""
+    reuse = Column()
+    """Share of the replica's prompt tokens that its cache has been serving."""
+    reuse_tokens = Column()
+    """It reuses only multiples of so many; 0: any number."""
+    c0 = Column()
+    """Of the cost model, in seconds; see replica.protocol.records.CostModel."""
+    c_lin = Column()
+    c_att = Column()
+    c_dec = Column()
+    step_tokens = Column()
+    shortest_first = Column()
+    """Whether the replica prefills what has the fewest tokens left before the others; else 0: in order of arrival."""
+
+    def __init__(
+        self,
+        ids: tuple[str, ...],
+        memory: "array[float]",
+        library: "Library | None",
+        figures: tuple[int, int, int] | None = None,
+    ) -> None:
+        """`memory`: ROWS of as many numbers as there are ids, one after the other. `library`: None where native code
+        isn't to be used on it. `figures`: `deepest`, `owners` and `most_held`, where they are known."""
+        self._figures = figures
+        self.ids = ids
+        self.memory = memory
+        self.address = memory.buffer_info()[0]
+        self.library = library
+        self._numbers: Floats | None = None
+
+    @classmethod
+    def of(
+        cls, ids: tuple[str, ...], id_hash: NDArray[np.uint64], library: "Library | None", **columns: Floats
+    ) -> "Candidates":
+        """By name; `size_tokens` and `size_counts` have a row a size, and what isn't given is 0."""
+        made = cls(ids, _ZERO * (len(ROWS) * len(ids)), library)
+        made.numbers[-1] = id_hash.view(np.float64)
+        made._write(columns)
+        return made
+
+    def changed(self, **columns: Floats) -> "Candidates":
+        """A copy with other numbers in these columns."""
+        made = Candidates(self.ids, self.memory[:], self.library)
+        made._write(columns)
+        return made
+
+    def _write(self, columns: Mapping[str, Floats]) -> None:
+        for name, column in columns.items():
+            row = ROWS.index(name)
+            self.numbers[row : row + SIZES if name in SIZE_ROWS else row + 1] = column
+
+    def blocks_at(self, place: int) -> tuple[float, float, float]:
+        """`matched_blocks`, `held_blocks` and `reuse_tokens` of one replica."""
+        memory, count = self.memory, len(self.ids)
+        return memory[_MATCHED * count + place], memory[_HELD * count + place], memory[_REUSE_TOKENS * count + place]
+
+    @property
+    def numbers(self) -> Floats:
+        """(ROWS, replicas)."""
+        if self._numbers is None:
+            self._numbers = np.ndarray((len(ROWS), len(self.ids)), np.float64, self.memory)
+        return self._numbers
+
+    @property
+    def size_tokens(self) -> Floats:
+        """(SIZES, replicas): the make-up of what waits, as far as requests are known one by one. It may exceed the
+        queue: a request counts in full until it is done."""
+        return self.numbers[_SIZE_TOKENS : _SIZE_TOKENS + SIZES]
+
+    @property
+    def size_counts(self) -> Floats:
+        return self.numbers[_SIZE_COUNTS : _SIZE_COUNTS + SIZES]
+
+    @property
+    def id_hash(self) -> NDArray[np.uint64]:
+        hashes: NDArray[np.uint64] = self.numbers[-1].view(np.uint64)
+        return hashes
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def deepest(self) -> int:
+        """The most `matched_blocks`."""
+        return self._seen()[0]
+
+    @property
+    def owners(self) -> int:
+        """How many replicas have so many."""
+        return self._seen()[1]
+
+    @property
+    def most_held(self) -> int:
+        """The most `held_blocks`."""
+        return self._seen()[2]
+
+    def _seen(self) -> tuple[int, int, int]:
+        if self._figures is None:
+            deepest = self.matched_blocks.max()
+            owners = int(np.count_nonzero(self.matched_blocks == deepest))
+            self._figures = int(deepest), owners, int(self.held_blocks.max())
+        return self._figures
 
     def cached_tokens(self, tokens: int) -> Floats:
         """Of a prompt of so many tokens, what each cache should give: whole blocks, and one token is left to compute

@@ -2,11 +2,9 @@
 
 from enum import StrEnum
 
-import numpy as np
-
 from gateway.routing.base import Decision
-from gateway.routing.candidates import Candidates, Floats, Mask
-from gateway.routing.wait import TIE, believed_wait_s, predicted_ttft_s
+from gateway.routing.survey import Quickest, Survey
+from gateway.routing.wait import TIE, in_seconds
 
 
 class Reason(StrEnum):
@@ -30,33 +28,26 @@ class Reason(StrEnum):
     """Another has more of the prompt and would have answered sooner, and the policy doesn't count in seconds."""
 
 
-def reason_for(tokens: int, decision: Decision, candidates: Candidates, *, retry: bool) -> Reason:
-    """`tokens`: of the prompt. `retry`: another replica has failed on it."""
+def reason_for(decision: Decision, survey: Survey, *, retry: bool) -> Reason:
+    """`retry`: another replica has failed on it."""
     if retry:
         return Reason.RETRY
-    if len(candidates) == 1:
+    if len(decision.candidates) == 1:
         return Reason.ONLY
-    cached = candidates.cached_tokens(tokens)
-    most = cached.max()
-    if most == 0:
+    if survey.most_cached == 0:
         return Reason.COLD
-    if cached[decision.place] == most:
+    if survey.my_cached == survey.most_cached:
         return Reason.HIT
-    waits = believed_wait_s(tokens, candidates)
-    return left_for(decision, waits, quickest(waits, cached == most))
+    return left_for(decision, survey.mine_s, survey.with_most_cached)
 
 
-def quickest(waits: Floats, among: Mask) -> int:
-    return int(np.where(among, waits, np.inf).argmin())
-
-
-def left_for(decision: Decision, waits: Floats, other: int) -> Reason:
-    """Why the choice and not the other: LOAD, TIE, SPREAD or POLICY. `waits`: believed when it was decided."""
-    mine, others = waits[decision.place], waits[other]
-    if mine <= others * TIE and others <= mine * TIE:
+def left_for(decision: Decision, mine_s: float, other: Quickest) -> Reason:
+    """Why the choice and not the other: LOAD, TIE, SPREAD or POLICY. `mine_s`: the choice's wait, as believed when it
+    was decided."""
+    if mine_s <= other.wait_s * TIE and other.wait_s <= mine_s * TIE:
         return Reason.TIE
-    if mine < others:
+    if mine_s < other.wait_s:
         return Reason.LOAD
-    if predicted_ttft_s(decision) is None:
+    if not in_seconds(decision):
         return Reason.POLICY
-    return Reason.LOAD if decision.cost[decision.place] <= decision.cost[other] * TIE else Reason.SPREAD
+    return Reason.LOAD if decision.cost[decision.place] <= decision.cost[other.place] * TIE else Reason.SPREAD

@@ -8,12 +8,9 @@ requests isn't counted either.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from gateway.routing.base import Decision
-from gateway.routing.candidates import Candidates, Floats
 from gateway.routing.reason import left_for
-from gateway.routing.wait import wait_s
+from gateway.routing.survey import Quickest, Survey
 
 REGRET_CAUSES = ("stale", "load", "tie", "spread", "policy")
 """stale: the choice's cache delivered less than believed. The rest is what was accepted knowingly: see reason.py."""
@@ -32,27 +29,18 @@ class Regret:
     """They add up to actual_s − best_s; those of zero left out."""
 
 
-def waits(tokens: int, decision: Decision, candidates: Candidates, delivered: int) -> tuple[Floats, Floats]:
-    """Of each candidate: as believed when it was decided, and with what the choice's cache delivered."""
-    believed = candidates.credited_tokens(tokens)
-    known = np.stack([believed, believed])
-    known[1, decision.place] = delivered
-    before, after = wait_s(tokens, candidates, known)
-    return before, after
-
-
-def regret(decision: Decision, before: Floats, after: Floats) -> Regret:
-    """`before`, `after`: see `waits`."""
-    believed, actual, best = float(before[decision.place]), float(after[decision.place]), int(after.argmin())
-    lost = actual - float(after[best])
-    stale = min(lost, max(0.0, actual - believed))
+def regret(decision: Decision, survey: Survey, actual_s: float) -> Regret:
+    """`actual_s`: the choice's wait with what its cache delivered."""
+    best = survey.other if survey.other.wait_s < actual_s else Quickest(decision.place, actual_s)
+    lost = actual_s - best.wait_s
+    stale = min(lost, max(0.0, actual_s - survey.mine_s))
     causes = {"stale": stale}
     if lost > stale:
-        causes[left_for(decision, before, best).value] = lost - stale
+        causes[left_for(decision, survey.mine_s, best).value] = lost - stale
     return Regret(
-        believed_s=believed,
-        actual_s=actual,
-        best_s=float(after[best]),
-        best=decision.candidates[best],
+        believed_s=survey.mine_s,
+        actual_s=actual_s,
+        best_s=best.wait_s,
+        best=decision.candidates[best.place],
         causes={cause: seconds for cause, seconds in causes.items() if seconds > 0},
     )

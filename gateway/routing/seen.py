@@ -1,8 +1,12 @@
 """Which KV blocks have ever been computed, as far as a table of bounded size remembers."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
+from gateway.routing.native.library import Library
 
 SEEN_PLACES = 1 << 22
 """16 MiB when all is full: 67 million prompt tokens."""
@@ -16,27 +20,42 @@ class SeenBlocks:
     was is taken for a known one once in 2**31.
     """
 
-    def __init__(self, places: int = SEEN_PLACES) -> None:
-        """`places`: a power of two."""
+    def __init__(self, places: int = SEEN_PLACES, library: Library | None = None) -> None:
+        """`places`: a power of two. `library`: None to do without."""
         assert places & (places - 1) == 0
-        self._mask = np.uint64(places - 1)
+        self._library = library
+        self._mask = places - 1
+        # Zeros that no page is taken for until it is written.
         self._marks = np.zeros(places, np.uint32)
+        self._marks_at = self._marks.ctypes.data
         self._empty = True
 
     def add(self, hashes: Sequence[int]) -> None:
+        self._empty = False
+        if self._library is not None:
+            packed = _packed(hashes)
+            self._library.seen_add(self._marks_at, self._mask, packed.buffer_info()[0], len(packed))
+            return
         where, marks = self._split(hashes)
         self._marks[where] = marks
-        self._empty = False
 
     def depth(self, hashes: Sequence[int]) -> int:
         """How many leading blocks of a prompt were computed before."""
         if self._empty:
             return 0
+        if self._library is not None:
+            packed = _packed(hashes)
+            found: int = self._library.seen_depth(self._marks_at, self._mask, packed.buffer_info()[0], len(packed))
+            return found
         where, marks = self._split(hashes)
         known = np.flatnonzero(self._marks[where] == marks)
         return int(known[-1]) + 1 if len(known) else 0
 
-    def _split(self, hashes: Sequence[int]) -> "tuple[np.ndarray, np.ndarray]":
+    def _split(self, hashes: Sequence[int]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         values = np.array(hashes, dtype=np.uint64)
         # The lowest bit set: an empty place is 0.
-        return values & self._mask, (values >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+        return values & np.uint64(self._mask), (values >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+
+
+def _packed(hashes: Sequence[int]) -> "array[int]":
+    return hashes if isinstance(hashes, array) and hashes.typecode == "Q" else array("Q", hashes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gateway.routing.base import Decision, Policy, RouteRequest
 from gateway.routing.candidates import Candidates
-from gateway.routing.wait import believed_wait_s
+from gateway.routing.survey import survey
 
 
 @dataclass(slots=True)
@@ -48,12 +48,12 @@ class Shadow:
             return None
         decision = self.policy.choose(request, candidates, now)
         self.policy.placed(request, decision, now)
-        waits = believed_wait_s(request.tokens, candidates)
+        live_s, shadow_s = (survey(request.tokens, candidates, each.place).mine_s for each in (live, decision))
         compared = Compared(
             decision=decision,
             same=decision.place == live.place,
-            live_wait_s=float(waits[live.place]),
-            shadow_wait_s=float(waits[decision.place]),
+            live_wait_s=live_s,
+            shadow_wait_s=shadow_s,
         )
         self._count(live, compared, now)
         return compared

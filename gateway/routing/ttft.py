@@ -13,7 +13,8 @@ Where a replica goes by arrival, all of the queue is ahead and nobody is passed.
 What the request uses of compute and of KV has a price by how scarce it is: a share `use` of anything that is in use
 for a share `load` of the time costs those to come about use · load / (1 - load), as in an M/M/1 queue. So on an idle
 fleet a prompt may be computed anew for a shorter wait, and on a busy one it stays where its blocks are. A replica's
-price is half by its own load and half by the fleet's: who comes next may go elsewhere.
+price is half by its own load and half by the fleet's: who comes next may go elsewhere. KV counts as often as it will be
+held again by those that reuse it: where nothing is, it doesn't matter who holds it for once.
 
 A prefix that many requests bring is worth its computing more than once. What it costs is shared out over as many as
 will find it there, if they go on coming as they have: so it spreads as its owners fill, and only then.
@@ -22,25 +23,25 @@ All constants are measured; there is no knob.
 """
 
 import math
+from array import array
 from collections import OrderedDict
-from dataclasses import replace
 
 import numpy as np
 
 from gateway.routing.base import Decision, RouteRequest, branch_hash, decide
-from gateway.routing.candidates import Candidates, Floats, Mask
-from gateway.routing.wait import Ahead, ahead_of, place_wait_s, prefill_wait_s, queue_wait_s
+from gateway.routing.candidates import Candidates, Floats
+from gateway.routing.native.ttft import NativeTerms, native_choice
+from gateway.routing.wait import ahead_of, place_wait_s, prefill_wait_s, queue_wait_s
 from replica.protocol.hashing import BLOCK_SIZE
 
 NEAR = 0.05
 """Share of the prefill's time by which costs may differ and say nothing: no cost model is fitted better."""
 
-COMPUTE_LOAD_MAX = 0.97
-"""At which compute's price stops to rise."""
+LOAD_MAX = 0.97
+"""At which a price stops to rise."""
 
-KV_LOAD_MAX = 0.8
-"""The same of KV. Beyond it replicas' loads differ by chance more than by choice: with 0.97 a fleet near its limit had
-a fifth more mean TTFT."""
+REUSE_MAX = 0.97
+"""The same for how often blocks come back."""
 
 ALIKE = 2.0
 """Replicas whose coefficients differ from the fleet's median by less than this factor are taken for equal: on shared
@@ -56,20 +57,28 @@ EVICTED_REUSE = 0.3
 MEMORY_S = 10.0
 """Time constant of what is remembered: how busy the fleet is, how often a prefix comes."""
 
-ENOUGH = 20.0
-"""Requests after which a replica's own load is told from chance."""
+IDLE = 10.0
+"""Requests that would have found the fleet idle before the first one: a few at once don't make it a busy one."""
 
 PREFIXES_MAX = 1 << 16
 
 
 class Ttft:
     name = "ttft"
+    binds_late = True
 
     def __init__(self) -> None:
         self._busy = _Busy()
         self._uses = _Uses()
 
     def choose(self, request: RouteRequest, candidates: Candidates, now: float) -> Decision:
+        uses = self._future_uses(request, candidates, now)
+        if candidates.library is not None:
+            return native_choice(self, request, candidates, uses, self._busy.shares(candidates.ids))
+        return self._choose(request, candidates, uses)
+
+    def _choose(self, request: RouteRequest, candidates: Candidates, future_uses: float) -> Decision:
+        """As native_choice, term by term."""
         c = _levelled(candidates)
         cached = c.credited_tokens(request.tokens)
         uncached = request.tokens - cached
@@ -77,7 +86,7 @@ class Ttft:
         # Blocks that are only expected are computed first, for whoever brought them.
         ahead = ahead_of(c, request.tokens - c.held_tokens(request.tokens) * c.trust)
         new_s = prefill_wait_s(request.tokens, c, np.full_like(cached, cached.max()))
-        shared_s = (prefill_s - new_s) * (1 - 1 / self._future_uses(request, c, now))
+        shared_s = (prefill_s - new_s) * (1 - 1 / future_uses)
         price = SPREAD * self._busy.price(c.ids)
         work_s = prefill_s - shared_s
         terms = {
@@ -87,24 +96,23 @@ class Ttft:
             "shared_s": -shared_s,
             "delay_s": ahead.passed * prefill_s,
             "compute_s": work_s * price,
-            "kv_s": _kv_s(c, uncached, ahead),
+            "kv_s": _kv_s(c, uncached),
             "eviction_s": c.c_lin * BLOCK_SIZE * _evicted_blocks(c, uncached) * EVICTED_REUSE * c.reuse * (1 + price),
         }
         total = np.sum(list(terms.values()), axis=0)
         place = _place(request, c, total, work_s * (1 + price), new_s)
         seen = {"cached_tokens": cached, "matched_blocks": c.matched_blocks}
         beliefs = {"trust": c.trust, "unpromised": c.unpromised}
-        return decide(self, request, c, place, total, **terms, **seen, **beliefs)
+        return decide(self, request, candidates, place, total, **terms, **seen, **beliefs)
 
     def placed(self, request: RouteRequest, decision: Decision, now: float) -> None:
-        self._busy.add(decision.candidates, decision.columns["queue_s"] > 0, now)
-        self._uses.add(_shared_hash(request, decision.columns["matched_blocks"]), now)
+        self._busy.add(decision, now)
+        self._uses.add(_shared_hash(request, decision.deepest), now)
 
     def _future_uses(self, request: RouteRequest, candidates: Candidates, now: float) -> float:
         """How many requests will find at a replica what the best one has of this prompt, this one included."""
-        matched = candidates.matched_blocks
-        owners = np.count_nonzero(matched == matched.max())
-        return max(1.0, self._uses.count(_shared_hash(request, matched), now) / (owners + 1))
+        count = self._uses.count(_shared_hash(request, candidates.deepest), now)
+        return max(1.0, count / (candidates.owners + 1))
 
 
 def _levelled(candidates: Candidates) -> Candidates:
@@ -112,8 +120,9 @@ def _levelled(candidates: Candidates) -> Candidates:
     c = candidates
     c0, c_lin, c_att, c_dec = _level(c.c0), _level(c.c_lin), _level(c.c_att), _level(c.c_dec)
     step_s = c0 + c_dec * c.decoding
-    stay_s = step_s * _mean(c.stay_s / np.maximum(step_s, 1e-9))
-    return replace(c, c0=c0, c_lin=c_lin, c_att=c_att, c_dec=c_dec, stay_s=stay_s)
+    known = c.stay_s > 0
+    stay_s = step_s * _mean((c.stay_s / np.maximum(step_s, 1e-9))[known]) if known.any() else c.stay_s
+    return c.changed(c0=c0, c_lin=c_lin, c_att=c_att, c_dec=c_dec, stay_s=stay_s)
 
 
 def _level(values: Floats) -> Floats:
@@ -132,30 +141,34 @@ class _Busy:
 
     def __init__(self) -> None:
         self._ids: tuple[str, ...] = ()
-        self._shares = np.zeros(0)
-        self._weight = 0.0
-        self._at = -math.inf
+        self._shares = array("d")
+        self.weight = IDLE
+        self._at = math.inf
 
     def price(self, ids: tuple[str, ...]) -> Floats:
-        """The fleet's, and up to half of it in proportion to each one's own load, as far as enough requests saw it."""
-        shares = self._shares_of(ids)
+        """Half by each one's own load and half by the fleet's."""
+        shares = np.frombuffer(self.shares(ids))
         mean = _mean(shares)
-        own = 0.5 * self._weight / (self._weight + ENOUGH)
-        return _price(np.full_like(shares, mean), COMPUTE_LOAD_MAX) * (1 - own + own * shares / max(mean, 1e-9))
+        most = min(mean, LOAD_MAX)
+        return most / (1 - most) * (1 + shares / max(mean, 1e-9)) / 2
 
-    def _shares_of(self, ids: tuple[str, ...]) -> Floats:
+    def shares(self, ids: tuple[str, ...]) -> "array[float]":
         """Of a replica that wasn't there before, the mean of the others."""
-        if ids == self._ids:
+        if ids is self._ids or ids == self._ids:
             return self._shares
-        known = dict(zip(self._ids, self._shares.tolist(), strict=True))
-        mean = _mean(self._shares) if len(known) else 0.0
-        return np.array([known.get(replica, mean) for replica in ids])
+        known = dict(zip(self._ids, self._shares, strict=True))
+        mean = _mean(np.frombuffer(self._shares)) if known else 0.0
+        return array("d", [known.get(replica, mean) for replica in ids])
 
-    def add(self, ids: tuple[str, ...], busy: Mask, now: float) -> None:
-        shares = self._shares_of(ids)
-        self._weight = 1.0 + self._weight * math.exp((self._at - now) / MEMORY_S)
-        self._ids, self._at = ids, now
-        self._shares = shares + (busy - shares) / self._weight
+    def add(self, decision: Decision, now: float) -> None:
+        shares = self.shares(decision.candidates)
+        self.weight = 1.0 + self.weight * math.exp(min(0.0, self._at - now) / MEMORY_S)
+        self._ids, self._at, self._shares = decision.candidates, now, shares
+        if isinstance(decision.columns, NativeTerms):
+            decision.columns.count_busy(shares, self.weight)
+        else:
+            values = np.frombuffer(shares)
+            values += ((decision.columns["queue_s"] > 0) - values) / self.weight
 
 
 class _Uses:
@@ -175,24 +188,26 @@ class _Uses:
             self._counts.popitem(last=False)
 
 
-def _shared_hash(request: RouteRequest, matched_blocks: Floats) -> int:
+def _shared_hash(request: RouteRequest, deepest: int) -> int:
     """Of the last block that somebody has of this prompt."""
-    blocks = min(int(matched_blocks.max()), len(request.hashes))
+    blocks = min(deepest, len(request.hashes))
     return request.hashes[blocks - 1] if blocks else 0
 
 
-def _kv_s(candidates: Candidates, uncached: Floats, ahead: Ahead) -> Floats:
-    """The request's share of the KV, for as long as it stays, at its price."""
+def _kv_s(candidates: Candidates, uncached: Floats) -> Floats:
+    """The request's share of the KV, for as long as others will hold it again, at its price.
+
+    Of all that is held, the share `reuse` was brought by those before, so a block is held reuse / (1 - reuse) times
+    more. Its first stay is as long wherever it goes, and ends; what comes back keeps a replica full.
+    """
     c = candidates
     total = np.maximum(1.0, c.total_blocks)
-    own = uncached / BLOCK_SIZE / total
-    load = (c.active_blocks + (ahead.tokens + uncached) / BLOCK_SIZE) / total
-    return np.where(c.total_blocks > 0, c.stay_s * own * _price(load, KV_LOAD_MAX), 0.0)
-
-
-def _price(load: Floats, most: float) -> Floats:
-    bounded: Floats = np.minimum(load, most)
-    return bounded / (1 - bounded)
+    reuse = min(_mean(c.reuse), REUSE_MAX)
+    load = np.minimum(c.active_blocks / total, LOAD_MAX)
+    mean = _mean(load)
+    price = (load / (1 - load) + mean / (1 - mean)) / 2
+    held_s = c.stay_s * reuse / (1 - reuse)
+    return np.where(c.total_blocks > 0, held_s * uncached / BLOCK_SIZE / total * price, 0.0)
 
 
 def _place(request: RouteRequest, candidates: Candidates, total: Floats, computing_s: Floats, new_s: Floats) -> int:

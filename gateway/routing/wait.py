@@ -9,6 +9,7 @@ import numpy as np
 
 from gateway.routing.base import Decision
 from gateway.routing.candidates import SIZES, Candidates, Floats, size_classes
+from gateway.routing.native.ttft import NativeTerms
 from replica.protocol.hashing import BLOCK_SIZE
 
 TIE = 1.01
@@ -50,7 +51,8 @@ def ahead_of(candidates: Candidates, size: Floats) -> Ahead:
     shorter = (np.arange(SIZES)[:, None] <= size_classes(size)) | (c.shortest_first == 0)
     tokens = unknown + share * (c.size_tokens * shorter).sum(axis=0)
     counts = c.size_counts * shorter
-    return Ahead(tokens, counts.sum(axis=0), share * (c.size_counts - counts).sum(axis=0))
+    others = np.maximum(0.0, c.waiting - c.size_counts.sum(axis=0))
+    return Ahead(tokens, others + counts.sum(axis=0), share * (c.size_counts - counts).sum(axis=0))
 
 
 def queue_wait_s(candidates: Candidates, ahead: Ahead) -> Floats:
@@ -62,20 +64,31 @@ def queue_wait_s(candidates: Candidates, ahead: Ahead) -> Floats:
 
 
 def place_wait_s(candidates: Candidates, uncached: Floats, ahead: Ahead) -> Floats:
-    """Until a place among those running and KV blocks for all of the prompt come free: they do as answers end."""
+    """Until a place among those running and KV blocks for all of the prompt come free: they do as answers end. Those
+    ahead will hold as much as those that run: what waits for blocks isn't computed, so its tokens say less."""
     c = candidates
-    blocks = c.active_blocks + (ahead.tokens + uncached) / BLOCK_SIZE - c.total_blocks
+    decoding = np.maximum(1.0, c.decoding)
+    places = c.decoding + ahead.requests + 1 - c.max_running
+    blocks = c.active_blocks / decoding * ahead.requests + uncached / BLOCK_SIZE + c.active_blocks - c.total_blocks
     lacking = np.where(c.total_blocks > 0, blocks / np.maximum(1.0, c.active_blocks), 0.0)
-    places = (c.decoding + ahead.requests + 1 - c.max_running) / np.maximum(1.0, c.decoding)
-    return c.stay_s * np.maximum(0.0, np.maximum(lacking, np.where(c.max_running > 0, places, 0.0)))
+    return c.stay_s * np.maximum(0.0, np.maximum(lacking, np.where(c.max_running > 0, places / decoding, 0.0)))
 
 
 def believed_wait_s(tokens: int, candidates: Candidates) -> Floats:
     return wait_s(tokens, candidates, candidates.credited_tokens(tokens))
 
 
+def in_seconds(decision: Decision) -> bool:
+    """Whether its policy predicts them."""
+    columns = decision.columns
+    return isinstance(columns, NativeTerms) or all(term in columns for term in WAIT_TERMS)
+
+
 def predicted_ttft_s(decision: Decision) -> float | None:
     """Of the choice, by the decision's own terms; None where its policy doesn't predict seconds."""
-    if not all(term in decision.columns for term in WAIT_TERMS):
+    columns, place = decision.columns, decision.place
+    if not in_seconds(decision):
         return None
-    return float(sum(decision.columns[term][decision.place] for term in WAIT_TERMS))
+    if isinstance(columns, NativeTerms):
+        return sum(columns.at(term, place) for term in WAIT_TERMS)
+    return float(sum(columns[term][place] for term in WAIT_TERMS))

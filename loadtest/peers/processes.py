@@ -30,6 +30,10 @@ class Child:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def check(self) -> None:
         """Raises PeersError where it has ended."""
         if self._process.poll() is not None:

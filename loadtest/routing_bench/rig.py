@@ -1,6 +1,7 @@
 """A fleet as the gateway would know it, with nobody behind it: what a decision is made of, without the network."""
 
 import time
+from array import array
 from collections import deque
 from random import Random
 
@@ -48,7 +49,7 @@ class Rig:
         for _ in range(times):
             self._now += GAP_S
             own = (self._rng.getrandbits(64) for _ in range(PROMPT_BLOCKS - SHARED_BLOCKS))
-            request = RouteRequest(PROMPT_TOKENS, [*self._shared, *own])
+            request = RouteRequest(PROMPT_TOKENS, array("Q", (*self._shared, *own)))
             cpu, clock = time.thread_time_ns(), time.perf_counter_ns()
             decision = router.route(request, PROMPT_TOKENS + OUTPUT_TOKENS, set(), self._now)
             clock, cpu = time.perf_counter_ns() - clock, time.thread_time_ns() - cpu

@@ -8,6 +8,8 @@ thread computed. How good they are a simulator says: see suite.py.
 import gc
 import statistics
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from rich.console import Console
 
 from gateway.routing.registry import POLICIES
 from loadtest.machine import machine, versions
+from loadtest.routing_bench.agreement import REQUESTS, simulated_over_measured
 from loadtest.routing_bench.report import RoutingReport, print_times, publish
 from loadtest.routing_bench.rig import Rig
 from loadtest.routing_bench.suite import SuiteOptions, run_suite
@@ -33,7 +36,12 @@ class RoutingBenchOptions:
     """A round, of each policy at each size."""
     warm_up: int = 200
     suite: SuiteOptions | None = None
-    """None: decisions are timed only."""
+    """None: nothing is simulated."""
+    fleet: Callable[[], AbstractContextManager[str]] | None = None
+    """An idle fleet of timing replicas, to compare a simulation with: its gateway's URL. It runs only meanwhile, as it
+    would disturb what is timed. None: there is none."""
+    replayed: int = REQUESTS
+    """Requests that it is sent."""
 
 
 def bench_routing(options: RoutingBenchOptions, console: Console) -> RoutingReport:
@@ -46,6 +54,12 @@ def bench_routing(options: RoutingBenchOptions, console: Console) -> RoutingRepo
         suite = run_suite(options.suite)
         report.figures.update(suite.figures)
         print_suite(suite, console)
+    if options.fleet is not None:
+        with options.fleet() as gateway_url:
+            found = simulated_over_measured(gateway_url, options.out_dir, options.replayed)
+        report.figures.update(found)
+        for name, value in found.items():
+            console.print(f"{name}: {value:.3f}", highlight=False)
     publish(report, options.out_dir, console)
     return report
 

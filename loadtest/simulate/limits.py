@@ -6,8 +6,8 @@ for whole prefixes, so a cache that drops the farthest next use, or the longest 
 """
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from statistics import fmean
@@ -95,7 +95,8 @@ def ttft_bound(arrivals: SequenceOf[Arrival], hits: Hits, costs: SequenceOf[Cost
     """No mean TTFT can be less, whatever is routed where: neither than the mean prefill of what was never seen, on the
     quickest replica, nor than the mean flow time on one machine as quick as all together that always works on what has
     the least left (SRPT: Schrage 1968)."""
-    prefills = [_quickest(arrival.request, hit, costs) for arrival, hit in zip(arrivals, hits, strict=True)]
+    different = set(costs)
+    prefills = [_quickest(arrival.request, hit, different) for arrival, hit in zip(arrivals, hits, strict=True)]
     best = _fleet_speed(costs)
     flows = srpt_flow_times([arrival.at for arrival in arrivals], [prefill / best for prefill in prefills])
     return max(fmean(prefills), fmean(flows))
@@ -125,16 +126,19 @@ def srpt_flow_times(arrivals: SequenceOf[float], work: SequenceOf[float]) -> lis
 def pooled_ttfts(arrivals: SequenceOf[Arrival], hits: Hits, costs: SequenceOf[CostModel]) -> list[float]:
     """A reference that could be built: replicas that share one cache, each first come first served, every request to
     the one that is free first."""
-    free_at = [0.0] * len(costs)
+    # Of replicas that are alike the one that is free first ends first.
+    free_at = {cost: [0.0] * count for cost, count in Counter(costs).items()}
     ttfts = []
     for arrival, hit in zip(arrivals, hits, strict=True):
-        ends = [
-            max(free, arrival.at) + cost.prefill_s(arrival.request.tokens, hit)
-            for free, cost in zip(free_at, costs, strict=True)
-        ]
-        first = min(range(len(ends)), key=ends.__getitem__)
-        free_at[first] = ends[first]
-        ttfts.append(ends[first] - arrival.at)
+        end, cost = min(
+            (
+                (max(free[0], arrival.at) + cost.prefill_s(arrival.request.tokens, hit), cost)
+                for cost, free in free_at.items()
+            ),
+            key=lambda found: found[0],
+        )
+        heapq.heapreplace(free_at[cost], end)
+        ttfts.append(end - arrival.at)
     return ttfts
 
 
@@ -170,8 +174,8 @@ def _leading(request: Request, usable: int, holds: Callable[[int], bool]) -> int
     return next((i for i, block in enumerate(request.ids[:usable]) if not holds(block)), usable)
 
 
-def _quickest(request: Request, hit: int, costs: SequenceOf[CostModel]) -> float:
-    return min(cost.prefill_s(request.tokens, hit) for cost in set(costs))
+def _quickest(request: Request, hit: int, costs: Collection[CostModel]) -> float:
+    return min(cost.prefill_s(request.tokens, hit) for cost in costs)
 
 
 def _fleet_speed(costs: SequenceOf[CostModel]) -> float:

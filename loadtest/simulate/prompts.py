@@ -18,6 +18,9 @@ FILLER = 1 << 31
 
 NAMESPACE = 0
 
+AGGRESSOR = "aggressor"
+"""The tenant that the others are to be kept from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -32,6 +35,7 @@ class Row:
     """Real tokens of the answer."""
     after: int = -1
     """The row whose answer it waits for; -1: none."""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Request:
     """Of the prompt's whole blocks."""
     whole_blocks: int
     """Of prompt and answer, as far as ids are known."""
+    tenant: str = ""
 
     def without_answer(self) -> "Request":
         """With an answer of one token."""
@@ -87,7 +92,7 @@ def _request(number: int, row: Row, ids: SequenceOf[int], stride: int, hash_of: 
     # The last token of an answer is never computed.
     end = row.tokens + -(-row.output // stride) - 1
     whole = min(len(ids), end // BLOCK_SIZE)
-    return Request(number, row.at_s, row.tokens, row.output, row.after, ids, _hashes(row, hash_of), whole)
+    return Request(number, row.at_s, row.tokens, row.output, row.after, ids, _hashes(row, hash_of), whole, row.tenant)
 
 
 def _hashes(row: Row, hash_of: dict[int, int]) -> list[int]:

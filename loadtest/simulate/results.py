@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadtest.metrics import max_over_mean, mean, percentile, ratio
+from loadtest.simulate.prompts import AGGRESSOR
 from loadtest.simulate.run import Outcome
 from loadtest.simulate.workload import Workload
 
@@ -19,6 +20,8 @@ class Figures:
     ttft_p50_s: float | None
     ttft_p90_s: float | None
     ttft_p99_s: float | None
+    ttft_p99_others_s: float | None
+    """Of all but the aggressor's requests."""
     itl_mean_s: float | None
     itl_p99_s: float | None
     e2e_mean_s: float | None
@@ -47,6 +50,9 @@ class Figures:
 def summarise(workload: Workload, outcome: Outcome) -> Figures:
     done = [call for call in outcome.calls if not call.failed]
     ttfts = [call.first_at - call.at for call in done if call.first_at is not None]
+    others = [
+        call.first_at - call.at for call in done if call.first_at is not None and call.request.tenant != AGGRESSOR
+    ]
     itls = [
         (call.done_at - call.first_at) / (call.request.output - 1)
         for call in done
@@ -68,6 +74,7 @@ def summarise(workload: Workload, outcome: Outcome) -> Figures:
         ttft_p50_s=percentile(ttfts, 50),
         ttft_p90_s=percentile(ttfts, 90),
         ttft_p99_s=percentile(ttfts, 99),
+        ttft_p99_others_s=percentile(others, 99),
         itl_mean_s=mean(itls),
         itl_p99_s=percentile(itls, 99),
         e2e_mean_s=mean(e2es),

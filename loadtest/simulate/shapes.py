@@ -5,9 +5,9 @@ in proportion to its replicas. Prompts of thousands of tokens are counted in six
 import random
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from itertools import accumulate, count, islice
+from itertools import accumulate, count, islice, takewhile
 
-from loadtest.simulate.prompts import Row, make_requests
+from loadtest.simulate.prompts import AGGRESSOR, Row, make_requests
 from loadtest.simulate.workload import Kind, Setting, Workload
 from replica.protocol.hashing import BLOCK_SIZE
 
@@ -105,12 +105,40 @@ def _tenants(setting: Setting) -> Workload:
     for at in islice(_poisson(randomness, 3.0 * setting.replicas * setting.rate_scale), _asked(setting)):
         if randomness.random() < 0.5:
             tokens = 8192 // _COARSE
-            rows.append(Row(at, tokens, blocks.take(tokens), 50))
+            rows.append(Row(at, tokens, blocks.take(tokens), 50, tenant=AGGRESSOR))
         else:
             tenant = bisect(shares, randomness.random() * shares[-1])
             own = 1024 // _COARSE
-            rows.append(Row(at, 2048 // _COARSE + own, prompts[tenant] + blocks.take(own), 150))
+            rows.append(Row(at, 2048 // _COARSE + own, prompts[tenant] + blocks.take(own), 150, tenant=f"t{tenant}"))
     return _workload("tenants", setting, rows)
+
+
+def _neighbours(factor: float) -> Callable[[Setting], Workload]:
+    """200 tenants by Zipf's law that keep the fleet busy for 60 % of the time by themselves; and an aggressor that asks
+    for `factor` times the uncached tokens of the biggest of them, 4,096 at a time. They come alike without it."""
+
+    def make(setting: Setting) -> Workload:
+        randomness, other = random.Random(setting.seed), random.Random(f"aggressor {setting.seed}")
+        blocks = _Blocks()
+        prompts = [blocks.take(2048 // _COARSE) for _ in range(200)]
+        shares = list(accumulate(1 / rank for rank in range(1, 201)))
+        own, his = 1024 // _COARSE, 4096 // _COARSE
+        rate = 7.0 * setting.replicas * setting.rate_scale
+        rows: list[Row] = []
+        for at in islice(_poisson(randomness, rate), _asked(setting)):
+            tenant = bisect(shares, randomness.random() * shares[-1])
+            prompt = prompts[tenant] + blocks.take(own)
+            rows.append(Row(at, 2048 // _COARSE + own, prompt, 30, tenant=f"t{tenant}"))
+        if factor:
+            his_rate = factor * rate / shares[-1] * own / his
+            end = rows[-1].at_s
+            for at in takewhile(lambda at: at < end, _poisson(other, his_rate)):
+                rows.append(Row(at, his, blocks.take(his), 30, tenant=AGGRESSOR))
+            rows.sort(key=lambda row: row.at_s)
+        rows = rows[: _asked(setting)]
+        return _workload("neighbours", setting, rows)
+
+    return make
 
 
 def _unique(setting: Setting) -> Workload:
@@ -147,6 +175,11 @@ SHAPES: dict[str, Kind] = {
     "giant": _kind(_giant, "one giant shared system prompt"),
     "bursts": _kind(_bursts, "64 equal requests at once"),
     "tenants": _kind(_tenants, "Zipf tenants and an aggressor"),
+    "neighbours": _kind(_neighbours(0.0), "Zipf tenants alone, at 60 % of the fleet"),
+    "neighbours-10": _kind(
+        _neighbours(10 / 200 * sum(1 / rank for rank in range(1, 201))), "an aggressor at 10 x the mean share"
+    ),
+    "neighbours-59": _kind(_neighbours(10.0), "an aggressor at 10 x the biggest one's share, 59 x the mean"),
     "unique": _kind(_unique, "zero reuse"),
     "reasoning": _kind(_reasoning, "decode-bound"),
 }

@@ -37,6 +37,7 @@ class Choice:
         self.closed = False
         """The client has got its finish reason."""
         self.num_calls = 0
+        self._told = 0
         self._new_text = new_text
         self._text: AnswerText | None = None
         self._calls = calls
@@ -64,6 +65,25 @@ class Choice:
     @property
     def num_tokens(self) -> int:
         return 0 if self._text is None else self._text.num_tokens
+
+    def take_ids(self) -> list[int]:
+        """Tokens that what has been taken so far stands for, and weren't told yet."""
+        start = len(self.sequence.prompt)
+        settled = 0 if self._text is None else self._text.num_settled
+        told, self._told = self._told, settled
+        return self.sequence.tokens[start + told : start + settled]
+
+    def skip(self, finished: bool) -> None:
+        """The client has all that there is so far, `finished` with the finish reason."""
+        self.opened = True
+        if self._text is None:
+            self._text = self._new_text(self.sequence)
+        if finished and self._text.finish_reason is None:
+            # Another replica may have less room for an answer.
+            self._text.finish_reason = FinishReason.LENGTH
+        self.take()
+        self._told = self._text.num_settled
+        self.closed = finished
 
     def take(self) -> Part | None:
         """None where there is nothing to show yet. At the end: all that is left."""

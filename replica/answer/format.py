@@ -9,6 +9,7 @@ import orjson
 
 from replica.answer.choice import Choice, Part
 from replica.answer.usage import usage_of
+from replica.protocol.resume import USAGE_MARK, mark
 from replica.token_bytes import TokenBytes
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -24,6 +25,8 @@ class Shown:
     usage: bool = False
     """At a stream's end."""
     usage_in_chunks: bool = False
+    marks: bool = False
+    """Before each event of a stream, which tokens it stands for; see protocol/resume.py."""
 
     @property
     def text_alone(self) -> bool:
@@ -58,8 +61,12 @@ class AnswerFormat(ABC):
             else:
                 events = self._event(choice, self._delta(choice, part), part, None, all_choices)
             choice.opened = True
+            if self._shown.marks:
+                events = mark(choice.index, choice.take_ids(), ends=False) + events
         if choice.finish_reason is not None:
             last = Part("", [], [])
+            if self._shown.marks:
+                events += mark(choice.index, choice.take_ids(), ends=True)
             events += self._event(choice, self._delta(choice, last), last, choice.reason_given, all_choices)
             choice.opened = choice.closed = True
         return events
@@ -69,7 +76,8 @@ class AnswerFormat(ABC):
         if not self._shown.usage:
             return DONE_EVENT
         usage = {"choices": [], "usage": usage_of(choices, self._shown.n)}
-        return _sse(self._head | {"object": self.CHUNK_KIND} | usage) + DONE_EVENT
+        event = _sse(self._head | {"object": self.CHUNK_KIND} | usage)
+        return (USAGE_MARK if self._shown.marks else b"") + event + DONE_EVENT
 
     def whole(self, choices: Sequence[Choice], parts: Sequence[Part]) -> bytes:
         body = self._head | {

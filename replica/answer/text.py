@@ -75,8 +75,17 @@ class AnswerText:
         if self._pending:
             self._release(all_of_them=ends and not self._stops.stopped)
 
+    @property
+    def num_settled(self) -> int:
+        """Tokens of which all is known and out that there is to be: the next ones' logprobs may still be held back."""
+        return self.num_tokens if self.finish_reason is not None else self.num_tokens - len(self._pending)
+
     def take(self) -> Piece:
         piece, self._piece = self._piece, Piece()
+        unsettled = self.num_tokens - self.num_settled
+        if unsettled and piece.token_ids:
+            # Ids go with their logprobs.
+            piece.token_ids, self._piece.token_ids = piece.token_ids[:-unsettled], piece.token_ids[-unsettled:]
         return piece
 
     @property

@@ -179,7 +179,7 @@ class CacheManager:
     def _deepest(self, sequence: Sequence) -> Node | None:
         """At most all tokens but one: the last must be computed to get logits; none where all of them must."""
         num_blocks = 0 if sequence.lacks_prompt_logprobs else (len(sequence.tokens) - 1) // BLOCK_SIZE
-        node = self._tree.deepest(sequence.namespace, sequence.packed, num_blocks, sequence.match_hint)
+        node = self._tree.deepest(sequence.namespace, sequence.packed, num_blocks, sequence.match_hint, sequence.fork)
         sequence.match_hint = node
         return node
 

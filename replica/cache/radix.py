@@ -2,7 +2,9 @@
 
 One page is one edge, so nodes are never split, and a child is found by the exact tokens of its page (packed as bytes),
 so a hash collision can't hand out wrong KV. Each namespace (tenant salt, adapter) has a root of its own, which goes
-with its last node and last user: a tenant that is seen once leaves nothing behind.
+with its last node and last user: a tenant that is seen once leaves nothing behind. Below public blocks, which lie in
+the namespace without a salt, a tenant's own begin with a key that holds the tenant's namespace too: nobody else finds
+them.
 
 A node's `locks` counts the live sequences whose path runs through it; a node without locks has no locked descendants
 and may be evicted once it is a leaf. Which leaf goes first is an eviction policy's to say.
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 
 from replica.cache.eviction.base import Eviction
 from replica.cache.eviction.learned import Cell
-from replica.protocol.hashing import BLOCK_SIZE, child_hash
+from replica.protocol.hashing import BLOCK_SIZE, Fork, child_hash
 
 _BLOCK_BYTES = 4 * BLOCK_SIZE
 
@@ -72,7 +74,9 @@ class RadixTree:
     def child(self, node: Node, key: bytes) -> Node | None:
         return node.children.get(key)
 
-    def deepest(self, namespace: int, packed: bytearray, num_blocks: int, hint: Node | None) -> Node | None:
+    def deepest(
+        self, namespace: int, packed: bytearray, num_blocks: int, hint: Node | None, fork: Fork | None = None
+    ) -> Node | None:
         """Where the longest prefix held of `packed` tokens ends, looking at `num_blocks` blocks at most.
 
         `hint` is an earlier answer for these tokens. The path to it is theirs whatever has happened to the tree since,
@@ -88,7 +92,11 @@ class RadixTree:
                 return None
         start = node.depth * _BLOCK_BYTES
         end = num_blocks * _BLOCK_BYTES
-        if start == end or (child := node.children.get(bytes(packed[start : start + _BLOCK_BYTES]))) is None:
+        fork_at, tag = (-1, b"") if fork is None else (fork.block * _BLOCK_BYTES, fork.tag)
+        if start == end:
+            return node
+        child = node.children.get(bytes(packed[start : start + _BLOCK_BYTES]) + (tag if start == fork_at else b""))
+        if child is None:
             return node
         # Slices of bytes are half as dear as those of a bytearray, but the copy isn't worth it for a single look.
         tokens = bytes(packed)
@@ -97,7 +105,8 @@ class RadixTree:
             start += _BLOCK_BYTES
             if start == end:
                 break
-            child = node.children.get(tokens[start : start + _BLOCK_BYTES])
+            key = tokens[start : start + _BLOCK_BYTES]
+            child = node.children.get(key + tag if start == fork_at else key)
         return node
 
     def insert(self, parent: Node, key: bytes, page: int) -> Node:

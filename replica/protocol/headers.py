@@ -21,5 +21,8 @@ DELIVERED_COMMENT = b": delivered-tokens="
 """Begins the last event of a stream that came without that header, with the number after it: for engines that tell only
 at the end. A line of its own before `data: [DONE]`, which any reader of server-sent events passes over."""
 
+RESUMABLE = "x-ryokan-resumable"
+"""From a gateway: the answer may have to go on at another replica; from a replica: then it can. See resume.py."""
+
 TRACE = "x-ryokan-trace"
 """`1` on a request: keep its timeline, which `GET /trace/{request id}` then returns."""

@@ -9,8 +9,9 @@ class ListenError(Exception):
     """The port can't be had; the message says which, and why."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Taken before anything slow happens; call `listen` once there is something to say. Raises ListenError."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Taken before anything slow happens; call `listen` once there is something to say. `shared`: other sockets that
+    say so, of this user, may have the same port, and the kernel spreads connections over them. Raises ListenError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -18,6 +19,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()

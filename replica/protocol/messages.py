@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from replica.protocol.strict import Located, Strict
 
@@ -41,7 +41,16 @@ def _json_object(text: Any) -> Any:
     return text
 
 
-_Name = Annotated[str, BeforeValidator(_function_name)]
+_Name = Annotated[
+    str, BeforeValidator(_function_name), WithJsonSchema({"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"})
+]
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_TextParts = Annotated[list[Any], WithJsonSchema({"type": "array", "items": _TEXT_PART})]
 
 
 class CalledFunction(Strict):
@@ -64,9 +73,9 @@ class ToolCall(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_content_text)] = ""
+    content: Annotated[str, BeforeValidator(_content_text, json_schema_input_type=str | _TextParts)] = ""
     name: str | None = None
-    tool_calls: list[ToolCall] = Field(default=[])
+    tool_calls: list[ToolCall] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from replica.protocol.messages import ChatMessage, NamedTool, ResponseFormat, Tool, ToolChoice
+from replica.protocol.resume import Resume
 from replica.protocol.strict import Located, RequestError, Strict, error_body, parse
 
 __all__ = [
@@ -77,11 +78,15 @@ class GenerateRequest(Strict):
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
     repetition_penalty: float = Field(default=1.0, gt=0, le=10, allow_inf_nan=False)
-    logit_bias: Annotated[dict[str, _Bias], BeforeValidator(_token_keys)] = Field(default={}, max_length=MAX_BIASES)
-    seed: int | None = Field(default=None, ge=-_I63, lt=2 * _I63)
+    logit_bias: Annotated[dict[str, _Bias], BeforeValidator(_token_keys)] = Field(
+        default_factory=dict, max_length=MAX_BIASES, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}
+    )
+    seed: int | None = Field(default=None, ge=-_I63, le=2 * _I63 - 1)
 
-    stop: Annotated[list[str], BeforeValidator(_stop_list)] = Field(default=[], max_length=MAX_STOPS)
-    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKENS)
+    stop: Annotated[list[str], BeforeValidator(_stop_list, json_schema_input_type=str | list[str])] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     """Go on after the model has ended its answer."""
@@ -96,17 +101,28 @@ class GenerateRequest(Strict):
     """The answer follows this grammar, in Lark's syntax."""
 
     return_token_ids: bool = False
-    priority: int = Field(default=0, ge=-_I63, lt=_I63)
+    priority: int = Field(default=0, ge=-_I63, le=_I63 - 1)
     """Lower goes first."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     """Only requests of the same salt share cached prefixes."""
+    public_prefix_tokens: int = Field(default=0, ge=0)
+    """Of the prompt's first tokens so many are public: their whole blocks are shared whatever the salt. From a gateway
+    to a replica, as the field below."""
     prompt_token_ids: list[int] | None = None
     """From a gateway to a replica: the prompt, already tokenised. A gateway refuses it from clients."""
+    resume: Resume | None = None
+    """From a gateway to a replica as well: an answer that another replica has begun, see resume.py."""
 
     @model_validator(mode="after")
     def _streams_with_options(self) -> "GenerateRequest":
         if "stream_options" in self.model_fields_set and not self.stream:
             raise Located("goes with stream: true", "stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _resumes_a_stream(self) -> "GenerateRequest":
+        if self.resume is not None and not self.stream:
+            raise Located("goes with stream: true", "resume")
         return self
 
     @model_validator(mode="after")
@@ -151,12 +167,12 @@ class RouterAdditions(Strict):
 
 
 class ChatRequest(GenerateRequest, RouterAdditions):
-    messages: list[ChatMessage] = Field(default=[])
+    messages: list[ChatMessage] = Field(default_factory=list)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] = Field(default=[], max_length=128)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 

@@ -301,6 +301,9 @@ class CostModel:
         c0, c_lin, c_att, c_dec = (seconds(fields, name) for name in ("c0", "c_lin", "c_att", "c_dec"))
         return cls(c0, c_lin, c_att, c_dec, integer(fields, "max_step_tokens", low=1))
 
+    def step_s(self, tokens: int, attention: float, decoding: int) -> float:
+        return self.c0 + self.c_lin * tokens + self.c_att * attention + self.c_dec * decoding
+
     def prefill_s(self, tokens: int, cached: float) -> float:
         """Seconds to prefill a prompt of `tokens`, of which `cached` are in the cache, alone on an idle replica."""
         uncached = tokens - cached
@@ -362,6 +365,10 @@ class Heartbeat:
     reuse_tokens: int = BLOCK_SIZE
     """An adopted engine may reuse only whole blocks of its own, of so many tokens, whatever `block_size` it is told of
     in."""
+    stalled_s: float = 0.0
+    """For how long the engine has had work, and not moved, beyond what the step under way may take."""
+    resumes: bool = False
+    """It goes on with answers that another replica has begun; see resume.py."""
 
     def encode(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -398,4 +405,6 @@ class Heartbeat:
             seq=integer(fields, "seq", default=0),
             beats=integer(fields, "beats", default=0),
             reuse_tokens=integer(fields, "reuse_tokens", low=1, default=BLOCK_SIZE),
+            stalled_s=seconds(fields, "stalled_s") if "stalled_s" in fields else 0.0,
+            resumes=fields.get("resumes") is True,
         )

@@ -15,8 +15,8 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] = Field(default=[])
-    tools: list[Tool] = Field(default=[])
+    messages: list[ChatMessage] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     """Those that the tokenizer itself adds: by default to a prompt, and not to messages, whose template writes them."""
     add_generation_prompt: bool = True

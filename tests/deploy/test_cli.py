@@ -41,6 +41,8 @@ def test_help_reads_well(arguments: list[str]) -> None:
         (["nonsense"], "nonsense"),
         (["up", "--engine", "timing"], "profile"),
         (["up", "--profile", "cpu"], "profile"),
+        (["compare", "--engine", "timing"], "profile"),
+        (["compare", "--engine", "timing", "--profile", "cpu", "--gateway", "http://127.0.0.1:1"], "--gateway"),
         (["profile", "--url", "http://127.0.0.1:1", "-o", "/tmp/profile.json"], "127.0.0.1:1"),
         (["up", "--model", "no-such-model"], "no-such-model"),
         (["compare", "--gateway", "http://127.0.0.1:1"], "127.0.0.1:1"),

@@ -18,10 +18,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.app import make_app
 from gateway.config import GatewayConfig
+from gateway.front import make_front, make_runner
 from gateway.identity import Identity
 from replica.protocol import headers
 from replica.protocol.canary import fingerprints
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
+from replica.protocol.listening import bind, listen
 from replica.protocol.records import (
     CostModel,
     Delta,
@@ -218,9 +220,9 @@ class FakeReplica:
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
+async def serving(app: web.Application, runner: web.AppRunner | None = None) -> AsyncIterator[str]:
     """Runs an application on a free port; its URL."""
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
+    runner = runner or web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -228,6 +230,35 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{site.port}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving_lean(app: web.Application) -> AsyncIterator[str]:
+    """A gateway's application as in life: behind the lean server."""
+    runner = make_runner(app, 0.2)
+    await runner.setup()
+    front = make_front(runner)
+    listener = bind("127.0.0.1", 0)
+    listen(listener)
+    await front.listen(listener)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        front.drain()
+        await runner.cleanup()
+        await front.close(0.2)
+
+
+def serving_aiohttp(app: web.Application) -> contextlib.AbstractAsyncContextManager[str]:
+    return serving(app, make_runner(app, 0.2))
+
+
+SERVERS: dict[str, Callable[[web.Application], contextlib.AbstractAsyncContextManager[str]]] = {
+    "lean": serving_lean,
+    "aiohttp": serving_aiohttp,
+}
+SERVER = "lean"
+"""What `gateway` runs behind."""
 
 
 def event(text: str) -> bytes:
@@ -317,10 +348,10 @@ def chat_body(text: str = "Is there a ramp?", **fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def gateway(config: GatewayConfig) -> AsyncIterator[Stack]:
-    app = make_app(config, ModelText.load(config.model, "tiny"))
+async def gateway(config: GatewayConfig, load: Callable[[], GatewayConfig] | None = None) -> AsyncIterator[Stack]:
+    app = make_app(config, ModelText.load(config.model, "tiny"), load=load)
     async with (
-        serving(app) as url,
+        SERVERS[SERVER](app) as url,
         redis_client(config.redis_url) as redis,
         aiohttp.ClientSession() as http,
     ):

@@ -7,7 +7,7 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.keys import ROUTER
 from tests.gateway.fakes import Stack, eventually, gateway
-from tests.gateway.test_app import error_of
+from tests.gateway.stack import error_of
 
 KEY = "0123456789abcdef"
 

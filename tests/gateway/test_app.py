@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,10 @@ import pytest
 
 from gateway.config import GatewayConfig, Timeouts
 from gateway.keys import FLEET, INDEX, TRACES
+from tests.gateway import fakes
 from tests.gateway.fakes import (
     Behaviour,
     FakeReplica,
-    Publisher,
     Stack,
     answers,
     answers_status,
@@ -31,6 +29,7 @@ from tests.gateway.fakes import (
     stalls,
     stalls_in_stream,
 )
+from tests.gateway.stack import error_of, fleet
 
 
 @pytest.fixture
@@ -39,34 +38,11 @@ def config(model_folder: Path, redis_url: str) -> GatewayConfig:
     return GatewayConfig(model=model_folder, redis_url=redis_url, timeouts=timeouts, policy="round_robin")
 
 
-class Fleet(Stack):
-    replicas: Sequence[FakeReplica]
-    publishers: Sequence[Publisher]
-
-
-@asynccontextmanager
-async def fleet(config: GatewayConfig, *behaviours: Behaviour) -> AsyncIterator[Fleet]:
-    """A gateway and replicas r1, r2, … of these behaviours, all routable and synced."""
-    async with AsyncExitStack() as stack:
-        base = await stack.enter_async_context(gateway(config))
-        replicas, publishers = [], []
-        for number, behaviour in enumerate(behaviours, 1):
-            replica = await stack.enter_async_context(FakeReplica(f"r{number}", behaviour).serving())
-            publisher = publisher_for(base.redis, replica, config.model)
-            await stack.enter_async_context(publisher.serving())
-            replicas.append(replica)
-            publishers.append(publisher)
-        await eventually(lambda: len(base.app[INDEX].replicas()) == len(replicas))
-        result = Fleet(base.url, base.app, base.redis, base.http)
-        result.replicas, result.publishers = replicas, publishers
-        yield result
-
-
-async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    assert response.content_type == "application/json"
-    error: dict[str, Any] = (await response.json())["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
+@pytest.fixture(params=["lean", "aiohttp"], autouse=True)
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both servers pass the same tests; the slower one is the oracle."""
+    monkeypatch.setattr(fakes, "SERVER", request.param)
+    return str(request.param)
 
 
 async def explain(stack: Stack, response: aiohttp.ClientResponse) -> Any:
@@ -396,7 +372,7 @@ async def test_looking_in_from_outside(config: GatewayConfig) -> None:
         assert [entries for _, entries in timeline["kv"]] == [7]
         exposition = await (await stack.http.get(f"{stack.url}/metrics")).text()
         assert 'ryokan_gateway_replicas{state="ready"} 2.0' in exposition
-        assert "ryokan_gateway_ttft_seconds_bucket" in exposition
+        assert "ryokan_gateway_time_to_first_token_seconds_bucket" in exposition
         head = await stack.http.head(f"{stack.url}/v1/models")
         assert head.status == 200
 

@@ -17,6 +17,9 @@ def config(**changes: object) -> GatewayConfig:
         ("fleet", ""),
         ("fleet", "a{b}"),
         ("redis_url", "http://x"),
+        ("redis_url", ""),
+        ("upstreams", ("h:1",)),
+        ("probe_interval_s", 0),
         ("replica_networks", ("10.0.0.1/8",)),
         ("replica_networks", ("http://x",)),
         ("body_limit", 0),
@@ -28,6 +31,10 @@ def config(**changes: object) -> GatewayConfig:
 def test_a_bad_setting_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         config(**{name: value})
+
+
+def test_upstreams_need_no_redis() -> None:
+    assert config(redis_url="", upstreams=("http://h:1",)).upstreams == ("http://h:1",)
 
 
 def test_times_must_be_positive() -> None:

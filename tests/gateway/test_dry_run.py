@@ -11,7 +11,7 @@ from gateway.config import GatewayConfig
 from gateway.keys import FLEET, INDEX, ROUTER, SHADOW, TRACES
 from gateway.routing.round_robin import RoundRobin
 from tests.gateway.fakes import Stack, answers, chat_body, gateway
-from tests.gateway.test_app import error_of, fleet
+from tests.gateway.stack import error_of, fleet
 
 LONG = "context " * 40
 

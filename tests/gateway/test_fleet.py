@@ -1,7 +1,8 @@
 import pytest
 
 from gateway.backlog import INTENT_TTL_S
-from gateway.fleet import BACK_OFF_S, FAILURES_IN_A_ROW, NOMINAL, Beat, Fleet
+from gateway.fleet import NOMINAL, Beat, Fleet
+from gateway.health import BACK_OFF_S, FAILURES_IN_A_ROW
 from gateway.index.prefix_index import Match
 from gateway.routing.candidates import size_class
 from gateway.trust import Prediction
@@ -149,16 +150,18 @@ def test_a_report_from_before_a_lease_does_not_know_of_it() -> None:
 
 
 def test_a_tripped_replica_needs_a_newer_heartbeat_and_the_end_of_its_back_off() -> None:
-    fleet = fleet_of("a", now=10)
+    fleet = fleet_of("a", "b", now=10)
     fleet.trip("a", 11)
-    fleet.update({"a": Beat(heartbeat("a"), age_s=1.0)}, 11.0 + 2 * BACK_OFF_S)
+    late = {"a": Beat(heartbeat("a"), age_s=1.0), "b": Beat(heartbeat("b"))}
+    fleet.update(late, 11.0 + 2 * BACK_OFF_S)
     assert fleet.statuses(11.0 + 2 * BACK_OFF_S)["a"].state == "ejected"
-    fleet.update({"a": Beat(heartbeat("a"))}, 12)
-    assert fleet.routable(12) == ("a",)
-    fleet.trip("a", 20)
-    fleet.update({"a": Beat(heartbeat("a"))}, 20 + BACK_OFF_S)
-    assert fleet.routable(20 + BACK_OFF_S) == ()
-    assert fleet.routable(20 + 2 * BACK_OFF_S) == ("a",)
+    fresh = {name: Beat(heartbeat(name)) for name in "ab"}
+    fleet.update(fresh, 12)
+    assert fleet.routable(12) == ("a", "b")
+    fleet.trip("a", 13)
+    fleet.update(fresh, 13 + BACK_OFF_S)
+    assert fleet.routable(13 + BACK_OFF_S) == ("b",)
+    assert fleet.routable(13 + 2 * BACK_OFF_S) == ("a", "b")
 
 
 def test_an_identical_newer_heartbeat_is_enough_to_return() -> None:
@@ -315,3 +318,15 @@ def test_no_prompt_is_longer_than_the_replica_takes() -> None:
     fleet = fleet_of("a")
     fleet.intend("a", ("g2", 1), 1 << 24, 0.2)
     assert queue(fleet) == 4096
+
+
+def test_until_an_answer_has_ended_those_under_way_stay_as_long_again_as_they_have_been_there() -> None:
+    fleet = Fleet(IDENTITY)
+    fleet.update({"a": Beat(heartbeat("a"))}, 0.0)
+    leases = [fleet.lease("a", 100, (), 0.0) for _ in range(2)]
+    for lease, at in zip(leases, (1.0, 3.0), strict=True):
+        lease.first_token(at)
+    fleet.update({"a": Beat(heartbeat("a"))}, 4.0)
+    assert fleet.candidates(fleet.open(4.0), {}, 4.0).stay_s.tolist() == [4.0]
+    leases[0].release(6.0)
+    assert fleet.candidates(fleet.open(6.0), {}, 6.0).stay_s.tolist() == [5.0]

@@ -8,7 +8,7 @@ import pytest
 from gateway.tokens import MEMO_BYTES, PromptTokenizer, SegmentEncoder, SegmentMemo
 from replica.protocol.hashing import block_hashes, namespace_hash
 from replica.protocol.openai import RequestError
-from replica.protocol.text import ModelText
+from replica.protocol.text import LONG, ModelText
 from tests.gateway.fakes import write_model
 
 MESSAGES = [
@@ -119,3 +119,31 @@ async def test_megabytes_are_refused_without_being_tokenised(text: ModelText, ki
         await (tokenizer.chat([{"role": "user", "content": huge}]) if kind == "chat" else tokenizer.completion(huge))
     assert caught.value.code == "context_length_exceeded"
     tokenizer.close()
+
+
+async def test_a20_a_long_run_without_spaces_leaves_the_event_loop_alone(tmp_path: Path) -> None:
+    text = ModelText.load(write_model(tmp_path / "big", max_context=1_000_000), "big")
+    tokenizer = PromptTokenizer(text, 1)
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(tokenizer.chat([{"role": "user", "content": "a" * 400_000}]))
+    longest, last = 0.0, loop.time()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        longest, last = max(longest, loop.time() - last), loop.time()
+    assert len((await task).tokens) > 400_000
+    assert longest < 0.25
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("length", [LONG - 1, LONG + 1, 5 * LONG])
+def test_long_texts_get_the_same_tokens(text: ModelText, length: int) -> None:
+    rendered = ("the naïve façade <|im_start|> and 日本 " * length)[:length]
+    assert text.encode_chat(rendered) == text.tokenizer.encode(rendered, add_special_tokens=False).ids
+
+
+async def test_what_is_known_is_tokenised_at_once_and_the_same(text: ModelText) -> None:
+    encoder = SegmentEncoder(text, SegmentMemo(MEMO_BYTES))
+    rendered = text.render([{"role": "user", "content": "the question " * 100}])
+    assert encoder.encode_known(rendered, 100) is None
+    assert encoder.encode_known(rendered, 10_000) == text.encode_chat(rendered)
+    assert encoder.encode_known(rendered, 0) == text.encode_chat(rendered)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from replica.cache.manager import CacheManager, KVCache
 from replica.config import Order
-from replica.protocol.hashing import BLOCK_SIZE
+from replica.protocol.hashing import BLOCK_SIZE, Fork
 from replica.scheduler import Scheduler, SchedulerLimits
 from replica.sequence import Batch, Chunk, SamplingParams, Sequence
 
@@ -49,9 +49,15 @@ class Driver:
         self._kv: dict[Sequence, list[int]] = {}
 
     def add(
-        self, prompt: list[int], max_tokens: int = 4, name: str = "s", priority: int = 0, namespace: int = 0
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        name: str = "s",
+        priority: int = 0,
+        namespace: int = 0,
+        fork: Fork | None = None,
     ) -> Sequence:
-        sequence = Sequence(name, prompt, SamplingParams(max_tokens), namespace, priority)
+        sequence = Sequence(name, prompt, SamplingParams(max_tokens), namespace, priority, fork)
         self._kv[sequence] = []
         self.scheduler.add(sequence)
         return sequence

@@ -284,6 +284,30 @@ async def test_salts_share_no_prefixes(http: aiohttp.ClientSession) -> None:
     assert [await cached(cache_salt="b"), await cached(), await cached(cache_salt="b")] == [0, 0, 96]
 
 
+async def test_d09_tenants_share_the_public_blocks_and_no_others(http: aiohttp.ClientSession) -> None:
+    async def cached(text: str, **fields: Any) -> int:
+        body = {"model": "tiny", "prompt": text, "max_tokens": 40, "min_tokens": 40, "ignore_eos": True} | fields
+        return int((await answer(http, body))["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    public, private = "p" * 40, "q" * 60
+    a, b = ({"cache_salt": salt, "public_prefix_tokens": len(public)} for salt in ("of A", "of B"))
+    assert [await cached(public + private, **a), await cached(public + private, **a)] == [0, 96]
+    assert [await cached(public + private, **b), await cached(public + private, **b)] == [32, 96]
+    assert await cached(public + private) == 32
+
+
+async def test_d09_an_answer_to_a_public_prompt_is_its_tenant_s_own(http: aiohttp.ClientSession) -> None:
+    """Also where more is said to be public than there is."""
+    prompt = {"model": "tiny", "prompt": [7] * 32, "min_tokens": 40, "max_tokens": 40, "public_prefix_tokens": 10**6}
+    choice = (await answer(http, prompt | {"cache_salt": "of A", "return_token_ids": True}))["choices"][0]
+    longer = {"model": "tiny", "prompt": [7] * 32 + choice["token_ids"], "max_tokens": 1, "public_prefix_tokens": 32}
+    cached = [
+        (await answer(http, longer | {"cache_salt": salt}))["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for salt in ("of B", "of A")
+    ]
+    assert cached == [32, 64]
+
+
 @pytest.mark.parametrize(
     ("fields", "check"),
     [

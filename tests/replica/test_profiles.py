@@ -35,5 +35,5 @@ def test_a_faster_profile_divides_all_seconds() -> None:
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(UnknownProfile, match="cpu, dynamo-mocker, h100-qwen3-32b"):
+    with pytest.raises(UnknownProfile, match="cpu, dynamo-mocker, h100-70b, h100-8b, h100-qwen3-32b"):
         find_profile("gpu")

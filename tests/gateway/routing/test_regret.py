@@ -3,9 +3,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.routing.base import RouteRequest, decide
-from gateway.routing.regret import REGRET_CAUSES, Regret, regret, waits
+from gateway.routing.base import Decision, RouteRequest, decide
+from gateway.routing.candidates import Candidates
+from gateway.routing.regret import REGRET_CAUSES, Regret, regret
 from gateway.routing.round_robin import RoundRobin
+from gateway.routing.survey import survey, wait_with
 from gateway.routing.ttft import Ttft
 from tests.gateway.fakes import COST, blocks
 from tests.gateway.routing.views import View, candidates, view
@@ -13,11 +15,16 @@ from tests.gateway.routing.views import View, candidates, view
 REQUEST = RouteRequest(1025, blocks(1, 64))
 
 
+def judged(decision: Decision, fleet: Candidates, delivered: int) -> Regret:
+    actual_s = wait_with(REQUEST.tokens, fleet, decision.place, delivered)
+    return regret(decision, survey(REQUEST.tokens, fleet, decision.place), actual_s)
+
+
 def forced(place: int, delivered: int, *views: View) -> Regret:
     """By a policy that knows no seconds."""
     fleet = candidates(*views)
     decision = decide(RoundRobin(), REQUEST, fleet, place, np.zeros(len(views)))
-    return regret(decision, *waits(REQUEST.tokens, decision, fleet, delivered))
+    return judged(decision, fleet, delivered)
 
 
 def test_the_best_choice_leaves_nothing_to_regret() -> None:
@@ -49,7 +56,7 @@ def test_others_sake_is_load() -> None:
     full = view("b", matched_blocks=2, free_blocks=0, reuse=0.9)
     fleet = candidates(view("a", matched_blocks=1, free_blocks=999, reuse=0.9), full)
     decision = Ttft().choose(REQUEST, fleet, 0.0)
-    found = regret(decision, *waits(REQUEST.tokens, decision, fleet, 16))
+    found = judged(decision, fleet, 16)
     assert decision.choice == "a"
     assert found.causes.keys() == {"load"}
 
@@ -71,7 +78,7 @@ def test_causes_add_up(seed: int) -> None:
         ]
         fleet = candidates(*views)
         decision = Ttft().choose(REQUEST, fleet, 0.0)
-        found = regret(decision, *waits(REQUEST.tokens, decision, fleet, 16 * rng.randrange(65)))
+        found = judged(decision, fleet, 16 * rng.randrange(65))
         assert sum(found.causes.values()) == pytest.approx(found.actual_s - found.best_s)
         assert all(seconds > 0 for seconds in found.causes.values())
         assert found.causes.keys() <= set(REGRET_CAUSES)

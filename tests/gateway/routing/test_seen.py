@@ -1,11 +1,19 @@
 from random import Random
 
+import pytest
+
+from gateway.routing.native.library import Library, load_library
 from gateway.routing.seen import SeenBlocks
 from tests.gateway.fakes import blocks
 
 
-def test_it_knows_what_was_computed_and_how_far() -> None:
-    seen = SeenBlocks(1 << 12)
+@pytest.fixture(params=["native", "numpy"])
+def library(request: pytest.FixtureRequest) -> Library | None:
+    return load_library() if request.param == "native" else None
+
+
+def test_it_knows_what_was_computed_and_how_far(library: Library | None) -> None:
+    seen = SeenBlocks(1 << 12, library)
     path, other = list(blocks(1, 64)), list(blocks(2, 64))
     assert seen.depth(path) == 0
     seen.add(path[:40])
@@ -16,11 +24,11 @@ def test_it_knows_what_was_computed_and_how_far() -> None:
     assert seen.depth([]) == 0
 
 
-def test_it_forgets_old_blocks_at_the_rate_that_it_says() -> None:
+def test_it_forgets_old_blocks_at_the_rate_that_it_says(library: Library | None) -> None:
     print("seed", 5)
     rng = Random(5)
     places = 1 << 12
-    seen = SeenBlocks(places)
+    seen = SeenBlocks(places, library)
     old = [rng.getrandbits(64) for _ in range(1000)]
     seen.add(old)
     for _ in range(places):
@@ -30,10 +38,22 @@ def test_it_forgets_old_blocks_at_the_rate_that_it_says() -> None:
     assert 250 < kept < 420
 
 
-def test_a_hole_in_the_middle_costs_nothing() -> None:
-    seen = SeenBlocks(1 << 12)
+def test_a_hole_in_the_middle_costs_nothing(library: Library | None) -> None:
+    seen = SeenBlocks(1 << 12, library)
     path = list(blocks(1, 64))
     seen.add(path)
     seen.add([path[10] ^ (1 << 40)])
     assert seen.depth(path[:11]) == 10
     assert seen.depth(path) == 64
+
+
+def test_both_remember_the_same() -> None:
+    print("seed", 6)
+    rng = Random(6)
+    native, plain = SeenBlocks(1 << 8, load_library()), SeenBlocks(1 << 8)
+    for _ in range(300):
+        path = list(blocks(rng.randrange(20), rng.randrange(200)))
+        if rng.random() < 0.3:
+            native.add(path)
+            plain.add(path)
+        assert native.depth(path) == plain.depth(path)

@@ -104,8 +104,8 @@ def test_a_burst_spreads_by_context_and_keeps_each_context_together() -> None:
         share = sum(queued.values()) / len(queued)
         assert max(queued.values()) <= 2 * share, queued
         assert min(queued.values()) > 0
-        # On a fleet that is still idle a second replica may be as quick as waiting for the first.
-        assert sum(len(replicas) for replicas in places.values()) <= len(places) + 2, places
+        # As long as the fleet is idle any replica is as quick as waiting for the first.
+        assert sum(len(replicas) for replicas in places.values()) <= len(places) + 3, places
 
 
 def test_contexts_that_come_one_by_one_are_shared_out_evenly() -> None:
@@ -136,6 +136,26 @@ def test_one_hot_context_spreads_once_its_owner_is_swamped() -> None:
     places, queued = burst([(0, number) for number in range(400)])
     assert len(places[0]) == 4
     assert max(queued.values()) <= 2 * sum(queued.values()) / 4
+
+
+def test_on_an_idle_fleet_all_begin_with_a_prompt_that_many_bring() -> None:
+    router = cold_fleet(8)[1]
+    places = set[str]()
+    for number in range(12):
+        request, now = travel_request(0, number), number * 0.01
+        decision = router.route(request, request.tokens, set(), now)
+        assert decision is not None
+        router.take(request, decision, now)
+        places.add(decision.choice)
+    assert len(places) >= 6
+
+
+def test_what_is_reused_goes_where_kv_is_free_though_it_is_slower() -> None:
+    slow = replace(COST, c_lin=COST.c_lin * 4, c0=COST.c0 * 4, c_dec=COST.c_dec * 4)
+    for reuse, choice in ((0.9, "b"), (0.1, "a")):
+        full = view("a", active_blocks=930, decoding=20, stay_s=10.0, reuse=reuse)
+        roomy = view("b", active_blocks=300, decoding=20, stay_s=40.0, reuse=reuse, cost=slow)
+        assert choose(full, roomy) == choice
 
 
 def test_two_gateways_agree_on_a_cold_fleet() -> None:

@@ -34,3 +34,10 @@ def test_the_prediction_is_the_choice_s_own_wait_by_policies_that_count_in_secon
     decision = Ttft().choose(REQUEST, fleet, 0.0)
     assert predicted_ttft_s(decision) == pytest.approx(believed_wait_s(1025, fleet)[decision.place])
     assert predicted_ttft_s(LeastTokens().choose(REQUEST, fleet, 0.0)) is None
+
+
+def test_who_waits_for_kv_waits_for_an_answer_s_end_each_though_few_tokens_are_queued() -> None:
+    full = {"active_blocks": 1000, "free_blocks": 0, "decoding": 20, "stay_s": 10.0, "max_running": 0}
+    fleet = candidates(view("a", waiting=6, **full), view("b", **full))
+    waits = wait_s(17, fleet, np.array([16.0, 16.0]))
+    assert waits[0] - waits[1] == pytest.approx(6 * 10.0 / 20)

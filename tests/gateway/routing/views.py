@@ -6,6 +6,7 @@ import numpy as np
 
 from gateway.routing.base import Decision
 from gateway.routing.candidates import COLUMNS, SIZES, Candidates, Floats, id_hash, size_class
+from gateway.routing.native.library import the_library
 from replica.protocol.records import CostModel
 from tests.gateway.fakes import COST
 
@@ -37,7 +38,9 @@ def view(replica: str, **changes: object) -> View:
     return replace(View(replica), **changes)  # type: ignore[arg-type]
 
 
-def candidates(*views: View) -> Candidates:
+def candidates(*views: View, native: bool = True) -> Candidates:
+    library = the_library() if native else None
+
     def column(name: str) -> Floats:
         return np.array([getattr(each, name, None) or getattr(each.cost, name, 0.0) for each in views], dtype=float)
 
@@ -46,13 +49,14 @@ def candidates(*views: View) -> Candidates:
         for tokens in each.queued:
             sizes[:, size_class(tokens), place] += (tokens, 1)
     named = {name: column(name) for name in COLUMNS if name != "step_tokens"}
-    return Candidates(
-        ids=tuple(each.id for each in views),
+    return Candidates.of(
+        tuple(each.id for each in views),
+        np.array([id_hash(each.id) for each in views], np.uint64),
+        library,
         queue_tokens=np.array([each.queue_tokens or sum(each.queued) for each in views], dtype=float),
         size_tokens=sizes[0],
         size_counts=sizes[1],
         step_tokens=column("max_step_tokens"),
-        id_hash=np.array([id_hash(each.id) for each in views], np.uint64),
         matched_blocks=column("matched_blocks"),
         held_blocks=column("held_blocks"),
         **named,

@@ -1,13 +1,14 @@
 """The KV cache again, as plain dicts and lists that are searched from end to end, and a cache checked against it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from replica.cache.manager import CacheEvents, CacheManager
 from replica.protocol.hashing import block_hashes
 from replica.sequence import Sequence
 
-Prefix = tuple[int, ...]
-"""Namespace and tokens, up to the end of a whole block."""
+Prefix = tuple[Any, ...]
+"""Namespace and whole blocks; the first of a tenant's own says whose it is."""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class PlainCache:
         rest, locked = dict(self.held), self.locked()
         gone: list[Prefix] = []
         while missing > len(gone):
-            leaves = [p for p in rest if p not in locked and not any(q[:-16] == p for q in rest)]
+            leaves = [p for p in rest if p not in locked and not any(q[:-1] == p for q in rest)]
             if not leaves:
                 return None
             gone.append(min(leaves, key=lambda prefix: rest[prefix].last_used))
@@ -72,7 +73,7 @@ class PlainCache:
         rest = self.held.keys() - set(gone)
         assert len(gone) == num_missing
         assert not set(gone) & self.locked()
-        assert all(len(prefix) == 17 or prefix[:-16] in rest for prefix in rest)
+        assert all(len(prefix) == 2 or prefix[:-1] in rest for prefix in rest)
 
     def commit(self, sequence: Sequence) -> None:
         pages = self.pages[sequence]
@@ -80,7 +81,7 @@ class PlainCache:
             self.now += 1
             prefix = _prefix(sequence, n + 1)
             if prefix not in self.held:
-                self.held[prefix] = Block(pages[n], block_hashes(prefix[1:], prefix[0])[-1], 0)
+                self.held[prefix] = Block(pages[n], sequence_hashes(sequence, n + 1)[-1], 0)
             self.held[prefix].last_used = self.now
             pages[n] = self.held[prefix].page
             self.in_tree[sequence] = n + 1
@@ -93,7 +94,14 @@ class PlainCache:
 
 
 def _prefix(sequence: Sequence, blocks: int) -> Prefix:
-    return (sequence.namespace, *sequence.tokens[: blocks * 16])
+    rows: list[Any] = [tuple(sequence.tokens[n * 16 : n * 16 + 16]) for n in range(blocks)]
+    if sequence.fork is not None and sequence.fork.block < blocks:
+        rows[sequence.fork.block] = (rows[sequence.fork.block], sequence.fork.tag)
+    return (sequence.namespace, *rows)
+
+
+def sequence_hashes(sequence: Sequence, blocks: int) -> list[int]:
+    return block_hashes(sequence.tokens[: blocks * 16], sequence.namespace, sequence.fork)
 
 
 class CheckedCache(CacheManager):

@@ -7,6 +7,7 @@ import pytest
 
 from replica.cache.eviction.registry import EVICTIONS
 from replica.cache.manager import CacheManager
+from replica.protocol.hashing import Fork
 from replica.sequence import SamplingParams, Sequence
 from tests.replica.cache.plain_model import CheckedCache
 from tests.replica.driver import Driver
@@ -20,6 +21,11 @@ def a_prompt(rng: random.Random) -> list[int]:
     return tokens[: len(tokens) - rng.randrange(16)]
 
 
+def an_owner(rng: random.Random) -> tuple[int, Fork | None]:
+    """One of two namespaces, or a tenant whose own blocks lie below public ones."""
+    return rng.choice([(0, None), (1, None), *((0, Fork(rng.randrange(1, 4), tag)) for tag in (b"a", b"b"))])
+
+
 @each_eviction
 def test_random_operations_under_the_scheduler(seed: int, eviction: str) -> None:
     """10,000 of them. After each one pages, matches, locks, evictions and events are what the plain model says."""
@@ -31,8 +37,8 @@ def test_random_operations_under_the_scheduler(seed: int, eviction: str) -> None
     for number in range(10_000):
         action = rng.random()
         if action < 0.25 and len(driver.scheduler.waiting) < 6:
-            max_tokens, priority, namespace = rng.randrange(1, 30), rng.randrange(2), rng.randrange(2)
-            open_sequences.append(driver.add(a_prompt(rng), max_tokens, str(number), priority, namespace))
+            max_tokens, priority, owner = rng.randrange(1, 30), rng.randrange(2), an_owner(rng)
+            open_sequences.append(driver.add(a_prompt(rng), max_tokens, str(number), priority, *owner))
         elif action < 0.3 and open_sequences:
             driver.finish(open_sequences.pop(rng.randrange(len(open_sequences))))
         elif action < 0.33 and driver.scheduler.running:
@@ -55,7 +61,8 @@ def test_random_operations_by_themselves(seed: int, eviction: str) -> None:
         if live and (len(live) > 4 or rng.random() < 0.5):
             advance(rng, cache, live)
         else:
-            sequence = Sequence("s", a_prompt(rng), SamplingParams(max_tokens=100), rng.randrange(2))
+            namespace, fork = an_owner(rng)
+            sequence = Sequence("s", a_prompt(rng), SamplingParams(max_tokens=100), namespace, fork=fork)
             cache.match(sequence)
             cache.admit(sequence)
             live.append(sequence)
@@ -84,17 +91,19 @@ def test_a_remembered_match_is_what_a_fresh_one_is(seed: int, eviction: str) -> 
     rng = random.Random(seed)
     cache = CacheManager(24, eviction)
     new = partial(Sequence, "s", params=SamplingParams(max_tokens=9))
-    waiting = [new(prompt=a_prompt(rng), namespace=rng.randrange(2)) for _ in range(20)]
+    owners = [an_owner(rng) for _ in range(20)]
+    waiting = [new(prompt=a_prompt(rng), namespace=namespace, fork=fork) for namespace, fork in owners]
     lengths: set[int] = set()
     for _ in range(2000):
-        passing = new(prompt=a_prompt(rng), namespace=rng.randrange(2))
+        namespace, fork = an_owner(rng)
+        passing = new(prompt=a_prompt(rng), namespace=namespace, fork=fork)
         cache.admit(passing)
         assert cache.reserve(passing, len(passing.tokens))
         passing.num_computed = len(passing.tokens)
         cache.commit(passing)
         cache.release(passing)
         for sequence in rng.sample(waiting, 5):
-            fresh = new(prompt=sequence.prompt, namespace=sequence.namespace)
+            fresh = new(prompt=sequence.prompt, namespace=sequence.namespace, fork=sequence.fork)
             lengths.add(cache.match(sequence))
             assert cache.match(sequence) == cache.match(fresh)
     assert len(lengths) > 3

@@ -4,7 +4,7 @@ import sys
 
 import xxhash
 
-from replica.protocol.hashing import block_hashes, child_hash, namespace_hash, pack_tokens
+from replica.protocol.hashing import block_hashes, chain_of, child_hash, namespace_hash, pack_tokens
 
 NAMESPACE = namespace_hash(model="m", tokenizer="t")
 
@@ -66,3 +66,27 @@ def test_child_hash_is_one_step_of_the_chain() -> None:
     tokens = list(range(100, 132))
     first, second = block_hashes(tokens, NAMESPACE)
     assert child_hash(first, pack_tokens(tokens[16:])) == second
+
+
+def test_d09_public_blocks_are_the_same_for_all_and_no_others_are(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def namespace(salt: str | None) -> int:
+        return namespace_hash(model="m", tokenizer="t", salt=salt or "")
+
+    for _ in range(200):
+        tokens = [rng.randrange(1000) for _ in range(rng.randrange(1, 130))]
+        public = rng.randrange(len(tokens) + 1)
+        a, b, nobody = (block_hashes(tokens, *chain_of(namespace, salt, public)) for salt in ("a", "b", None))
+        shared = public // 16
+        assert a[:shared] == b[:shared] == nobody[:shared] == block_hashes(tokens, namespace(None))[:shared]
+        assert len(a) == len(b) == len(tokens) // 16
+        assert len({*a[shared:], *b[shared:], *nobody[shared:]}) == 3 * (len(tokens) // 16 - shared)
+
+
+def test_d09_without_public_blocks_a_chain_begins_with_the_tenant() -> None:
+    def namespace(salt: str | None) -> int:
+        return namespace_hash(model="m", tokenizer="t", salt=salt or "")
+
+    assert [chain_of(namespace, "a", public) for public in (0, 15)] == [(namespace("a"), None)] * 2
+    assert chain_of(namespace, None, 64) == (namespace(None), None)

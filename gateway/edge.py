@@ -1,0 +1,70 @@
+"""The outermost edge of a request: every error in OpenAI's shape, and the only place that catches all of them."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from aiohttp import web
+
+from gateway.errors import INTERNAL, Answer, GatewayError, answer_for
+from gateway.explain import decision_headers
+from gateway.http.errors import HttpError
+from gateway.traces import Trace
+from replica.protocol import headers
+from replica.protocol.openai import RequestError, error_body
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What goes to the client in place of an answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    code: str
+    """What went wrong, in one word."""
+
+
+async def guarded(work: Awaitable[_T], trace: Callable[[], Trace | None]) -> _T | Failure:
+    """Raises ConnectionError where the client went away while its answer was being written, and nothing else."""
+    try:
+        return await work
+    except web.HTTPException as error:
+        allow = {"allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return failure(trace(), Answer(error.status, kind, None), error.reason, extra=allow)
+    except HttpError as error:
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return failure(trace(), Answer(error.status, kind, error.code), str(error))
+    except RequestError as error:
+        return failure(trace(), Answer(400, "invalid_request_error", error.code), str(error), param=error.param)
+    except GatewayError as error:
+        return failure(trace(), answer_for(error), str(error))
+    except ConnectionError:
+        raise
+    except Exception:
+        known = trace()
+        log.exception("request %s failed", "without id" if known is None else known.request_id)
+        return failure(known, INTERNAL, "internal error")
+
+
+def failure(
+    trace: Trace | None, answer: Answer, message: str, *, param: str | None = None, extra: dict[str, str] | None = None
+) -> Failure:
+    fields = {"content-type": "application/json", **(extra or {})}
+    if answer.status == 401:
+        fields["www-authenticate"] = "Bearer"
+    if answer.retry_after_s is not None:
+        fields["retry-after"] = str(answer.retry_after_s)
+    if trace is not None:
+        fields[headers.REQUEST_ID] = trace.request_id
+        fields |= decision_headers(trace.considered)
+    body = error_body(message, type=answer.type, param=param, code=answer.code)
+    return Failure(answer.status, fields, body, answer.code or answer.type)

@@ -1,0 +1,39 @@
+"""The gateway's front door: the lean server for the hot routes, and the aiohttp application behind it."""
+
+from aiohttp import web
+
+from gateway import handlers
+from gateway.access_log import Answered
+from gateway.http.errors import HttpError
+from gateway.http.limits import HttpLimits
+from gateway.http.server import LeanServer
+from gateway.keys import CONFIG, OBSERVER, ROUTER, UPSTREAM
+
+HOT = frozenset(("POST", path) for path in handlers.PARSERS)
+
+
+def make_runner(app: web.Application, shutdown_s: float) -> web.AppRunner:
+    """Of the application, which a client's leaving must reach: it cancels the handler."""
+    return web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_s, auto_decompress=False
+    )
+
+
+def make_front(runner: web.AppRunner, connections: int = 60_000) -> LeanServer:
+    """For an application whose runner is set up, with so many clients at most. Let it `listen`; at the end `drain` it
+    before the runner's own cleanup, and `close` it after."""
+    app, server = runner.app, runner.server
+    assert server is not None
+
+    def refused(error: HttpError) -> None:
+        answered = Answered(method="", path="", endpoint="unreadable", status=error.status, took_s=0.0, code=error.code)
+        app[OBSERVER].answered(answered, None, app[ROUTER].policy.name)
+
+    return LeanServer(
+        HttpLimits(body=app[CONFIG].body_limit, connections=connections),
+        app[UPSTREAM].wheel,
+        hot=HOT,
+        handle=lambda exchange: handlers.answer(app, exchange),
+        guest=server,
+        on_refused=refused,
+    )

@@ -1,0 +1,47 @@
+"""How much may wait before requests are refused. Pure."""
+
+from dataclasses import dataclass
+
+from gateway.hold.shares import Shares
+from gateway.routing.candidates import Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """None: no bound."""
+
+    max_tokens: int | None = None
+    """Uncached prompt tokens that wait, here and at the replicas."""
+    max_s: float | None = None
+    """Instead, what the fleet prefills in so many seconds."""
+
+    def limit_tokens(self, candidates: Candidates) -> float | None:
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return None if self.max_s is None else self.max_s * tokens_per_s(candidates)
+
+    def overfull_s(self, candidates: Candidates, held: int, tokens: int) -> float:
+        """In how many seconds there is room for so many more tokens; 0: there is. Where nothing waits, any prompt gets
+        in."""
+        limit, waiting = self.limit_tokens(candidates), held + float(candidates.queue_tokens.sum())
+        if limit is None or waiting <= 0:
+            return 0.0
+        return max(0.0, min(waiting, waiting + tokens - limit) / tokens_per_s(candidates))
+
+    def exceeds_share(self, candidates: Candidates, shares: Shares, tenant: str, tokens: int) -> bool:
+        """Of what may wait: a tenant that fills the queue is refused, and others still get in. All together may exceed
+        the limit by what the others' shares are, so never by as much again."""
+        limit = self.limit_tokens(candidates)
+        own = shares.open_tokens(tenant)
+        tenants = shares.tenants + (own == 0)
+        return limit is not None and (tenants == 1 or own + tokens > limit / tenants)
+
+
+UNBOUNDED = Bounds()
+
+
+def tokens_per_s(candidates: Candidates) -> float:
+    """The fleet's, in full steps beside its decodes."""
+    c = candidates
+    step_s = c.c0 + c.c_dec * c.decoding
+    return float((1 / (c.c_lin + step_s / c.step_tokens)).sum())

@@ -1,0 +1,447 @@
+"""Connections to replicas: a keep-alive pool for each, and answers whose bytes are handed on as they come in.
+
+What fails is told by what it says about the replica (`errors.UpstreamError`). Nothing is tried twice, but for one case:
+a pooled connection that the replica closed just as a request went out on it. That request was never looked at.
+"""
+
+import asyncio
+import math
+import ssl
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+from gateway.errors import ReplicaDied, ReplicaTimeout, ReplicaUnreachable, UpstreamError
+from gateway.http.body import Body, Chunked, Fixed, UntilClose
+from gateway.http.errors import HttpError
+from gateway.http.head import ResponseHead, find_end, parse_response
+from gateway.http.wheel import NEVER, Timed, Wheel
+
+KEEP_ALIVE_S = 15.0
+"""Shorter than any replica's, so that a replica never closes an idle connection just as a request goes out on it."""
+RACE_S = 0.25
+"""After a request went out on a pooled connection: closed later than that, it was closed because of the request."""
+SETTLE_S = 1.0
+"""For a stream to end properly after `[DONE]`, which is all that keeps its connection from being used again."""
+AHEAD_MAX = 256 << 10
+"""Bytes of an answer that wait for somebody to take them; then the socket isn't read."""
+
+Place = tuple[str, int, bool]
+"""Host, port, whether with TLS."""
+
+
+class Sink(Protocol):
+    """Takes an answer's body, within the callback that brought it in. Exactly one of the last two is called, once."""
+
+    def data(self, payload: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def failed(self, error: UpstreamError) -> None: ...
+
+
+class Answer:
+    """A replica's answer from its head on. Close it: before its end that makes the replica abort."""
+
+    __slots__ = ("_ahead", "_connection", "_ended", "_error", "content_type", "headers", "sink", "status")
+
+    def __init__(self, head: ResponseHead, connection: "ReplicaConnection") -> None:
+        self.status = head.status
+        self.headers: Mapping[str, str] = head.headers
+        self.content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self._connection: ReplicaConnection | None = connection
+        self.sink: Sink | None = None
+        self._ahead: list[bytes] = []
+        self._ended = False
+        self._error: UpstreamError | None = None
+
+    def pour_into(self, sink: Sink) -> None:
+        """What has come by now at once, the rest as it comes."""
+        self.sink = sink
+        ahead, self._ahead = self._ahead, []
+        for payload in ahead:
+            sink.data(payload)
+        if self._error is not None:
+            sink.failed(self._error)
+        elif self._ended:
+            sink.ended()
+        else:
+            self.resume_reading()
+
+    async def read(self) -> bytes:
+        """The whole body. Raises an UpstreamError."""
+        if self._ended and len(self._ahead) == 1:
+            return self._ahead.pop()
+        whole = _Whole()
+        self.pour_into(whole)
+        return await whole.done
+
+    def pause_reading(self) -> None:
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume_reading(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    def settle(self) -> None:
+        """All that matters has been read: the connection can be used again if now nothing but the answer's end
+        comes, and soon."""
+        connection, self._connection, self.sink = self._connection, None, None
+        if connection is not None:
+            connection.settle()
+
+    def close(self) -> None:
+        connection, self._connection, self.sink = self._connection, None, None
+        if connection is not None:
+            connection.abandon()
+
+    # For its connection.
+
+    def keep(self, payload: bytes) -> None:
+        self._ahead.append(payload)
+        if sum(map(len, self._ahead)) > AHEAD_MAX:
+            self.pause_reading()
+
+    def over(self, error: UpstreamError | None) -> None:
+        self._connection, self._ended, self._error = None, True, error
+        if self.sink is None:
+            return
+        if error is None:
+            self.sink.ended()
+        else:
+            self.sink.failed(error)
+
+
+class _Whole:
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def data(self, payload: bytes) -> None:
+        self._parts.append(payload)
+
+    def ended(self) -> None:
+        if not self.done.done():
+            self.done.set_result(b"".join(self._parts))
+
+    def failed(self, error: UpstreamError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class ReplicaConnection(asyncio.Protocol, Timed):
+    __slots__ = (
+        *(
+            "_answer",
+            "_body",
+            "_fresh",
+            "_head",
+            "_held",
+            "_idle_s",
+            "_now",
+            "_paused",
+            "_pool",
+            "_sent_at",
+            "_settling",
+        ),
+        *("_transport", "_waiter", "place"),
+    )
+
+    def __init__(self, pool: "Pool", place: Place) -> None:
+        super().__init__()
+        self.place = place
+        self._pool = pool
+        self._now = pool.loop.time
+        self._fresh = True
+        self._held = b""
+        self._waiter: asyncio.Future[Answer] | None = None
+        """Of whoever waits for a head."""
+        self._head: ResponseHead | None = None
+        self._body: Body | None = None
+        self._answer: Answer | None = None
+        self._settling = False
+        self._paused = False
+        self._idle_s = 0.0
+        self._sent_at = 0.0
+        self._transport: asyncio.Transport
+
+    @property
+    def usable(self) -> bool:
+        return not self._transport.is_closing()
+
+    @property
+    def heard_at(self) -> float:
+        """When its request went out, or the last byte of its answer came; for ever, where it has none, or the client is
+        what is slow."""
+        if self._waiter is not None:
+            return self._sent_at
+        return math.inf if self._answer is None or self._paused else self.deadline - self._idle_s
+
+    def send(self, request: bytes, first_byte_s: float, idle_s: float) -> "asyncio.Future[Answer]":
+        """The answer once its head is there; from then on `idle_s` is the longest silence. Raises an UpstreamError."""
+        now = self._pool.loop.time()
+        self._waiter = self._pool.loop.create_future()
+        self._idle_s, self._sent_at = idle_s, now
+        self._transport.write(request)
+        self._pool.wheel.watch(self, now + first_byte_s)
+        return self._waiter
+
+    # From the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        body = self._body
+        if body is None:
+            if self._waiter is None:
+                # Nobody asked: this replica's answers can't be told apart any more.
+                self._drop()
+                return
+            self._take_head(data)
+            return
+        self.deadline = self._now() + self._idle_s
+        self._take_body(body, data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        if isinstance(self._body, UntilClose) and exc is None:
+            self._over(None)
+        else:
+            self._fail(exc)
+
+    def expired(self) -> None:
+        if self._waiter is None and self._answer is None:
+            self._drop()
+        elif self._paused:
+            # The client is slow, not the replica.
+            self._pool.wheel.watch(self, self._pool.loop.time() + self._idle_s)
+        else:
+            self._fail(TimeoutError())
+            self._drop()
+
+    # Answers.
+
+    def _take_head(self, data: bytes) -> None:
+        self._held = self._held + data if self._held else data
+        try:
+            while (end := find_end(self._held)) >= 0:
+                head = parse_response(self._held[:end])
+                self._held = self._held[end:]
+                if head.status >= 200:
+                    self._begin(head)
+                    return
+        except HttpError as error:
+            self._fail(error)
+            self._drop()
+
+    def _begin(self, head: ResponseHead) -> None:
+        rest, self._held = self._held, b""
+        waiter, self._waiter = self._waiter, None
+        assert waiter is not None
+        self._head = head
+        self._answer = Answer(head, self)
+        self._body = Chunked() if head.chunked else UntilClose() if head.length is None else Fixed(head.length)
+        self._pool.wheel.watch(self, self._pool.loop.time() + self._idle_s)
+        if waiter.done():
+            self._drop()
+            return
+        waiter.set_result(self._answer)
+        if rest or self._body.done:
+            self._take_body(self._body, rest)
+
+    def _take_body(self, body: Body, data: bytes) -> None:
+        try:
+            payload = body.feed(data) if data else b""
+        except HttpError as error:
+            self._fail(error)
+            self._drop()
+            return
+        if payload:
+            answer = self._answer
+            if answer is not None:
+                sink = answer.sink
+                if sink is not None:
+                    sink.data(payload)
+                else:
+                    answer.keep(payload)
+            elif self._settling:
+                self._drop()
+                return
+        if body.done and self._body is body:
+            self._over(body)
+
+    def _over(self, body: Body | None) -> None:
+        """The answer came to its proper end."""
+        head, answer = self._head, self._answer
+        clean = body is not None and not body.excess and head is not None and head.keep_alive
+        self._reset()
+        if clean and self.usable and not self._transport.get_write_buffer_size():
+            self._fresh = False
+            self.resume()
+            self._pool.put_back(self)
+        else:
+            self._drop()
+        if answer is not None:
+            answer.over(None)
+
+    def _fail(self, cause: Exception | None) -> None:
+        error = self._meaning(cause)
+        waiter, answer = self._waiter, self._answer
+        self._reset()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+        if answer is not None:
+            answer.over(error)
+
+    def _meaning(self, cause: Exception | None) -> UpstreamError:
+        if isinstance(cause, TimeoutError):
+            return ReplicaTimeout("the replica has been silent for too long")
+        if isinstance(cause, HttpError):
+            return ReplicaDied(f"the replica's answer is no HTTP: {cause}")
+        soon = self._pool.loop.time() - self._sent_at < RACE_S
+        if self._waiter is not None and not self._held and not self._fresh and soon:
+            return ClosedWhileIdle("the replica closed an idle connection")
+        return ReplicaDied("the replica closed the connection before its answer was whole")
+
+    def _reset(self) -> None:
+        self._waiter, self._answer, self._head, self._body, self._settling = None, None, None, None, False
+        self._held = b""
+
+    # For answers and the pool.
+
+    def pause(self) -> None:
+        if not self._paused and self.usable:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and self.usable:
+            self._paused = False
+            self.deadline = self._pool.loop.time() + self._idle_s
+            self._transport.resume_reading()
+
+    def settle(self) -> None:
+        self._answer, self._settling = None, True
+        self.resume()
+        self._pool.wheel.watch(self, self._pool.loop.time() + SETTLE_S)
+
+    def abandon(self) -> None:
+        """Nobody wants the rest."""
+        self._answer = None
+        self._drop()
+
+    def _drop(self) -> None:
+        self._pool.forget(self)
+        self._transport.abort()
+
+
+class ClosedWhileIdle(ReplicaUnreachable):
+    """Before the request could reach the replica."""
+
+
+class Pool:
+    """Idle connections by place, the last used first. Close it."""
+
+    def __init__(self, wheel: Wheel, connect_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.wheel = wheel
+        self.connect_s = connect_s
+        self._idle: defaultdict[Place, list[ReplicaConnection]] = defaultdict(list)
+        self._all: set[ReplicaConnection] = set()
+        self._tls: ssl.SSLContext | None = None
+
+    def __len__(self) -> int:
+        """Connections, busy ones included."""
+        return len(self._all)
+
+    async def request(
+        self, method: str, url: str, head: bytes, body: bytes, *, first_byte_s: float, idle_s: float
+    ) -> Answer:
+        """`head`: header lines but for `host` and `content-length`. Raises an UpstreamError."""
+        place, start = _address(method, url)
+        request = b"%b%bcontent-length: %d\r\n\r\n%b" % (start, head, len(body), body)
+        connection = self._pooled(place) or await self._connect(place)
+        try:
+            return await self._sent(connection, request, first_byte_s, idle_s)
+        except ClosedWhileIdle:
+            connection = await self._connect(place)
+            return await self._sent(connection, request, first_byte_s, idle_s)
+
+    @staticmethod
+    async def _sent(connection: ReplicaConnection, request: bytes, first_byte_s: float, idle_s: float) -> Answer:
+        waiter = connection.send(request, first_byte_s, idle_s)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            connection.abandon()
+            raise
+
+    def close(self) -> None:
+        """Cuts what is in flight, too: whoever reads an answer gets an error."""
+        for connection in list(self._all):
+            connection._fail(None)
+            connection._drop()
+
+    def cut_silent(self, url: str, seconds: float) -> None:
+        """Requests to that server of which nothing has been heard for so long fail, as if their time were over."""
+        place, _ = _address("GET", url)
+        since = self.loop.time() - seconds
+        for connection in [each for each in self._all if each.place == place and each.heard_at < since]:
+            connection.expired()
+
+    def put_back(self, connection: ReplicaConnection) -> None:
+        self._idle[connection.place].append(connection)
+        self.wheel.watch(connection, self.loop.time() + KEEP_ALIVE_S)
+
+    def forget(self, connection: ReplicaConnection) -> None:
+        self.wheel.forget(connection)
+        self._all.discard(connection)
+        idle = self._idle.get(connection.place)
+        if idle is not None:
+            if connection in idle:
+                idle.remove(connection)
+            if not idle:
+                del self._idle[connection.place]
+
+    def _pooled(self, place: Place) -> ReplicaConnection | None:
+        idle = self._idle.get(place)
+        while idle:
+            connection = idle.pop()
+            connection.deadline = NEVER
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(self, place: Place) -> ReplicaConnection:
+        host, port, secure = place
+        if secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self.connect_s):
+                _, connection = await self.loop.create_connection(
+                    lambda: ReplicaConnection(self, place), host, port, ssl=self._tls if secure else None
+                )
+        except (OSError, TimeoutError) as error:
+            raise ReplicaUnreachable("no connection to the replica") from error
+        self._all.add(connection)
+        return connection
+
+
+@lru_cache(maxsize=4096)
+def _address(method: str, url: str) -> tuple[Place, bytes]:
+    """Where to connect, and the request's first lines."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not target.isascii() or any(c <= " " or c == "\x7f" for c in target + parts.netloc):
+        raise ReplicaUnreachable("the replica's address is no URL")
+    return (host, port, secure), f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n".encode()

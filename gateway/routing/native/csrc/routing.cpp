@@ -1,0 +1,56 @@
+// Decisions on raw pointers, for ctypes: `library.py` says what is passed.
+#include "pick.h"
+#include "seen.h"
+#include "survey.h"
+#include "ttft.h"
+
+extern "C" {
+
+// Returns the number of candidates. `without`: places that may not be chosen. `numbers`: room for all rows of all
+// replicas. `places`: twice as much room as there are replicas; the first half gets the candidates' places.
+long pick(const double* rows, long count, double now, int frozen, double tokens, const u32* without, long num_without,
+          const u32* groups, long num_groups, const u16* slots, const std::int32_t* slot_places,
+          double* numbers, u32* places, double* figures) {
+    Table table{rows, count};
+    u32* number_of = places + count;
+    long chosen = 0;
+    std::vector<bool> open = open_places(table, now, frozen, tokens);
+    for (long k = 0; k < num_without; ++k) open[without[k]] = false;
+    start_slowly(table, now, open);
+    for (long place = 0; place < count; ++place) {
+        number_of[place] = open[place] ? u32(chosen) : ~u32(0);
+        if (open[place]) places[chosen++] = u32(place);
+    }
+    write_columns(table, places, chosen, now, numbers);
+    write_matches({groups, num_groups, slots, slot_places}, number_of, chosen, numbers);
+    write_figures({numbers, chosen}, figures);
+    return chosen;
+}
+
+// Writes TERM rows to `terms` and returns the place of the choice. `key`: tells equals apart.
+long ttft(const double* numbers, long count, double tokens, double future_uses, long blocks, const double* shares,
+          u64 key, double* terms) {
+    Candidates candidates{numbers, count};
+    Ttft policy(candidates, tokens, future_uses, blocks, terms);
+    policy.compute(shares);
+    return policy.place(key);
+}
+
+// How busy each replica is, with one request more that saw it.
+void ttft_placed(double* shares, const double* terms, long count, double weight) {
+    const double* queue_s = terms + TERM_queue_s * count;
+    for (long i = 0; i < count; ++i) shares[i] += (double(queue_s[i] > 0) - shares[i]) / weight;
+}
+
+void survey(const double* numbers, long count, double tokens, long place, double* found) {
+    survey_candidates({numbers, count}, tokens, place, found);
+}
+
+double wait_of(const double* numbers, long count, double tokens, long place, double cached) {
+    return wait_s({numbers, count}, place, tokens, cached);
+}
+
+void seen_add(u32* marks, u64 mask, const u64* hashes, long count) { Seen{marks, mask}.add(hashes, count); }
+
+long seen_depth(u32* marks, u64 mask, const u64* hashes, long count) { return Seen{marks, mask}.depth(hashes, count); }
+}

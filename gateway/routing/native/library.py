@@ -1,0 +1,105 @@
+"""Decisions in C++ (`csrc/`), through ctypes: what numpy does in some sixty calls on short arrays is one call here.
+
+Only an accelerator: all that it computes is also written in numpy, which is the oracle in tests, and what serves where
+nothing can be compiled. Memory is passed by address; see `Candidates.address` and FleetTable.
+"""
+
+import ctypes
+import logging
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from gateway.routing.candidates import COLUMNS, ROWS, SIZES
+from native.build import BuildError, build_library
+from replica.protocol.hashing import BLOCK_SIZE
+
+log = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "csrc"
+
+GATES = ("ready", "max_context", "beat_at", "tripped_at", "closed_until", "warm_at", "leases")
+"""What says whether a replica may be chosen: see gateway/fleet.py."""
+BACKLOG = ("level", "as_of", "floor", "bound", "tokens_per_s")
+"""Of its queue: see gateway/backlog.py."""
+
+TABLE = (*ROWS[len(ROWS) - len(COLUMNS) - 2 * SIZES - 1 :], *GATES, *BACKLOG)
+"""What the fleet's table has of a replica, in order: first what candidates get as it is."""
+
+TTFT_TERMS = (
+    *("queue_s", "place_s", "prefill_s", "shared_s", "delay_s", "compute_s", "kv_s", "eviction_s"),
+    *("cost", "cached_tokens"),
+)
+"""Of each candidate, a row each: see ttft.py."""
+
+SURVEY: tuple[str, ...] = ("mine_s", "most_cached", "my_cached", "with_most_cached", "with_most_cached_s")
+SURVEY += ("most_held", "with_most_held", "with_most_held_s", "other", "other_s")
+"""See survey.py."""
+
+PICK = ("deepest", "owners", "most_held")
+"""Of the candidates: how many blocks of the prompt somebody has, how many have so many, how many somebody holds."""
+
+# No fused multiply-add: it rounds differently from numpy, and so breaks ties that it doesn't.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", f"-DSIZES={SIZES}")
+
+_POINTER, _SIZE, _INT, _DOUBLE, _U64 = (
+    ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_double,
+    ctypes.c_uint64,
+)
+
+
+class Library:
+    """The functions; each releases nothing and keeps the GIL, as it takes microseconds."""
+
+    def __init__(self, loaded: ctypes.PyDLL) -> None:
+        def function(name: str, result: type | None, *arguments: type) -> "ctypes._NamedFuncPointer":
+            found: ctypes._NamedFuncPointer = getattr(loaded, name)
+            found.restype, found.argtypes = result, list(arguments)
+            return found
+
+        table = (_POINTER, _SIZE, _DOUBLE, _INT, _DOUBLE, _POINTER, _SIZE)
+        matches = (_POINTER, _SIZE, _POINTER, _POINTER)
+        self.pick = function("pick", _SIZE, *table, *matches, _POINTER, _POINTER, _POINTER)
+        """See pick.h; returns how many candidates there are."""
+        self.ttft = function("ttft", _SIZE, _POINTER, _SIZE, _DOUBLE, _DOUBLE, _SIZE, _POINTER, _U64, _POINTER)
+        """See ttft.h; returns the place of the choice."""
+        self.ttft_placed = function("ttft_placed", None, _POINTER, _POINTER, _SIZE, _DOUBLE)
+        self.survey = function("survey", None, _POINTER, _SIZE, _DOUBLE, _SIZE, _POINTER)
+        self.wait_of = function("wait_of", _DOUBLE, _POINTER, _SIZE, _DOUBLE, _SIZE, _DOUBLE)
+        """Of one candidate: see wait.h."""
+        self.seen_add = function("seen_add", None, _POINTER, _U64, _POINTER, _SIZE)
+        self.seen_depth = function("seen_depth", _SIZE, _POINTER, _U64, _POINTER, _SIZE)
+
+
+def load_library() -> Library:
+    """Builds it first where the cache lacks it. Raises BuildError."""
+    if sys.byteorder != "little":
+        raise BuildError("hashes are packed in another byte order than this machine's")
+    path = build_library("routing", SOURCES, (*FLAGS, f"-DBLOCK={BLOCK_SIZE}", *_names()))
+    try:
+        return Library(ctypes.PyDLL(str(path)))
+    except OSError as error:
+        raise BuildError(str(error)) from error
+
+
+@cache
+def the_library() -> Library | None:
+    """The same for all that decide in this process; None where it can't be built, which is said once."""
+    try:
+        return load_library()
+    except BuildError as error:
+        log.warning("decisions run in numpy, several times slower: the native ones can't be built (%s)", error)
+        return None
+
+
+def _names() -> list[str]:
+    lists = {"ROW": ROWS, "TABLE": TABLE, "TERM": TTFT_TERMS, "SURVEY": SURVEY, "PICK": PICK}
+    return [f"-D{name}_NAMES={_enumerated(name, names)}" for name, names in lists.items()]
+
+
+def _enumerated(prefix: str, names: Sequence[str]) -> str:
+    return ",".join(f"{prefix}_{name}" for name in (*names, "END"))

@@ -1,0 +1,74 @@
+"""Policy `ttft` in one call: see ../ttft.py, which says what is computed and computes it in numpy as well."""
+
+from array import array
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from gateway.routing.base import Decision, Policy, RouteRequest, branch_hash, decided
+from gateway.routing.candidates import Candidates, Floats
+from gateway.routing.native.library import TTFT_TERMS, Library
+
+_AT = {name: row for row, name in enumerate(TTFT_TERMS)}
+_OF_CANDIDATES = ("matched_blocks", "trust", "unpromised")
+_NAMES = (*(name for name in TTFT_TERMS if name != "cost"), *_OF_CANDIDATES)
+_COST = _AT["cost"]
+_ZERO = array("d", bytes(8))
+
+
+class NativeTerms(Mapping[str, Floats]):
+    """A decision's columns, as native code wrote them."""
+
+    __slots__ = ("_candidates", "_library", "_memory", "_terms")
+
+    def __init__(self, memory: "array[float]", candidates: Candidates, library: Library) -> None:
+        self._memory = memory
+        self._candidates = candidates
+        self._library = library
+        self._terms: Floats = np.ndarray((len(TTFT_TERMS), len(candidates)), np.float64, memory)
+
+    @property
+    def cost(self) -> Floats:
+        cost: Floats = self._terms[_COST]
+        return cost
+
+    def at(self, name: str, place: int) -> float:
+        """One number, without making an array."""
+        return self._memory[_AT[name] * len(self._candidates.ids) + place]
+
+    def count_busy(self, shares: "array[float]", weight: float) -> None:
+        """Who has a queue moves `shares` towards 1, by 1 in `weight`; the others towards 0."""
+        self._library.ttft_placed(shares.buffer_info()[0], self._memory.buffer_info()[0], len(shares), weight)
+
+    def __getitem__(self, name: str) -> Floats:
+        if name in _OF_CANDIDATES:
+            column: Floats = getattr(self._candidates, name)
+        else:
+            column = self._terms[_AT[name]]
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+def native_choice(
+    policy: Policy,
+    request: RouteRequest,
+    candidates: Candidates,
+    future_uses: float,
+    shares: "array[float]",
+) -> Decision:
+    """`shares`: how busy each is."""
+    library = candidates.library
+    assert library is not None
+    count = len(candidates.ids)
+    memory = _ZERO * (len(TTFT_TERMS) * count)
+    place = library.ttft(
+        *(candidates.address, count, request.tokens, future_uses, len(request.hashes)),
+        *(shares.buffer_info()[0], branch_hash(request, candidates), memory.buffer_info()[0]),
+    )
+    terms = NativeTerms(memory, candidates, library)
+    return decided(policy, request, candidates, place, terms.cost, terms)

@@ -1,0 +1,76 @@
+"""Who is asking, and whether they may now. One look-up by the key's hash, on a set that is replaced as a whole."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from gateway.dispatch import Call
+from gateway.errors import GatewayError, UnknownKey
+from gateway.recording.answer import AnswerCount
+from gateway.tenants.caller import ANONYMOUS, Caller
+from gateway.tenants.key_file import KeySet
+from gateway.tenants.meter import Meter, Usage
+
+
+class Gatekeeper:
+    def __init__(self, keys: KeySet | None, clock: Callable[[], float]) -> None:
+        """`keys`: None where everybody may."""
+        self.keys = keys
+        self.meter = Meter()
+        self._clock = clock
+
+    def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        """By `Authorization: Bearer KEY`; `headers` are asked by names in lower case. Raises UnknownKey."""
+        if self.keys is None:
+            return ANONYMOUS
+        given = headers.get("authorization", "")
+        scheme, _, key = given.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise UnknownKey("an API key is needed: Authorization: Bearer KEY")
+        caller = self.keys.find(key.strip())
+        if caller is None:
+            raise UnknownKey("the API key is unknown")
+        return caller
+
+    @contextmanager
+    def admitted(self, caller: Caller) -> Iterator[Usage]:
+        """A request, from its headers to its end. Raises ConcurrencyLimit, RequestRateLimit."""
+        usage = self.meter.begin(caller, self._clock())
+        try:
+            yield usage
+        finally:
+            usage.close()
+
+    @contextmanager
+    def metered(self, usage: Usage, call: Call) -> Iterator[None]:
+        """Pays for the prompt at once, and for the answer as `call.trace.answer` sees it. What failed before any of it
+        reached the client costs nothing. Raises TokenRateLimit."""
+        if not usage.is_metered:
+            yield
+            return
+        usage.admit(call.prompt.tokens, self._clock())
+        answer = call.trace.answer = MeteredAnswer(usage, self._clock)
+        try:
+            yield
+        except GatewayError:
+            if not answer.began:
+                usage.settle(0, self._clock())
+            raise
+        finally:
+            if answer.began:
+                usage.settle(call.prompt.tokens + answer.tokens, self._clock())
+
+
+class MeteredAnswer(AnswerCount):
+    """Pays as it counts."""
+
+    def __init__(self, usage: Usage, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._usage = usage
+        self._clock = clock
+        self.began = False
+
+    def feed(self, data: bytes) -> None:
+        before = self.chunks
+        super().feed(data)
+        self.began = True
+        self._usage.spend(self.chunks - before, self._clock())

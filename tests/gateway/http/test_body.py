@@ -1,0 +1,59 @@
+"""Bodies in pieces: any split gives the same payload and the same excess."""
+
+from random import Random
+
+import pytest
+
+from gateway.http.body import Body, Chunked, Fixed, UntilClose
+from gateway.http.errors import HttpError
+from tests.gateway.http.raw import chunked
+
+
+def fed(body: Body, pieces: list[bytes]) -> tuple[bytes, bytes]:
+    """Payload, and what came behind the end."""
+    payload, excess = b"", b""
+    for piece in pieces:
+        if body.done:
+            excess += piece
+        else:
+            payload += body.feed(piece)
+            excess = body.excess
+    return payload, excess
+
+
+def cut(whole: bytes, rng: Random) -> list[bytes]:
+    cuts = sorted(rng.sample(range(1, len(whole)), rng.randrange(min(len(whole), 30))))
+    return [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_b11_any_split_gives_the_same(seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    payload = rng.randbytes(rng.randrange(1, 400))
+    ends = [b"0\r\n\r\n", b"0;ext=1\r\n\r\n", b"000\r\ntrailer: x\r\nother:\r\n\r\n"]
+    whole = chunked(payload, rng.randrange(1, 60)).removesuffix(b"0\r\n\r\n") + rng.choice(ends)
+    body = Chunked()
+    assert fed(body, cut(whole + b"next\r\n\r\n", rng)) == (payload, b"next\r\n\r\n")
+    assert body.done
+    fixed = Fixed(len(payload))
+    assert fed(fixed, cut(payload + b"next", rng)) == (payload, b"next")
+    assert fixed.done
+
+
+def test_nothing_is_whole_at_once_and_some_never() -> None:
+    assert Fixed(0).done
+    endless = UntilClose()
+    assert fed(endless, [b"a", b"b"]) == (b"ab", b"") and not endless.done
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"g\r\n", b"\r\n", b"1\r\nabc", b"1 1\r\n", b"1\n", b"0x1\r\n", b"1" * 16 + b"\r\n", b"0\r\nno field\r\n\r\n"],
+)
+@pytest.mark.parametrize("size", [1, 100])
+def test_odd_chunks_are_refused(raw: bytes, size: int) -> None:
+    body = Chunked()
+    with pytest.raises(HttpError):
+        for at in range(0, len(raw), size):
+            body.feed(raw[at : at + size])
