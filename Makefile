@@ -12,9 +12,9 @@ demo: $(INSTALLED)
 up: $(INSTALLED)
 	$(BIN)/ryokan up
 
-# Two files at a time: most of them leave a core idle.
+# Three files at a time: most of them wait more than they compute, for processes and for time-outs.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Needs RYOKAN_VLLM_PYTHON, a Python that has vLLM; takes minutes.
 test-vllm: $(INSTALLED)

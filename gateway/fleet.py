@@ -24,6 +24,10 @@ NEWER_S = 0.05
 REUSE_WEIGHT = 0.2
 """Of the newest observation."""
 
+UNKNOWN_REUSE = 1.0
+"""Of a cache that nobody has used yet. With 0 KV costs nothing at first, so the first contexts all lie on the fastest
+replicas, and stay there when KV becomes scarce: on replicas of speeds 1, 2, 4 the mean TTFT was 1.7 times as long."""
+
 STAY_WEIGHT = 0.05
 
 FORGET_S = 60.0
@@ -63,7 +67,7 @@ class _Member:
     honoured: float = 1.0
     """By `trust`, when last looked at; so is the next."""
     unpromised: float = 0.0
-    reuse: float = 0.0
+    reuse: float = UNKNOWN_REUSE
     stay_s: float = 0.0
     """From first token to end, of late."""
     compatible: bool | None = None
@@ -277,7 +281,7 @@ class Fleet:
             return
         was_up, member.present = member.is_up, True
         if beat.heartbeat.epoch != member.heartbeat.epoch:
-            member.trust, member.reuse = Trust(), 0.0
+            member.trust, member.reuse = Trust(), UNKNOWN_REUSE
         member.believe(beat_at)
         member.heartbeat, member.beat_at, member.compatible = beat.heartbeat, beat_at, None
         member.health.heard(beat.heartbeat.stalled_s, beat_at)

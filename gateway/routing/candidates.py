@@ -91,7 +91,7 @@ class Candidates:
     unpromised = Column()
     """Of those that nobody promises, the share that comes all the same; 0 where nothing is known."""
     reuse = Column()
-    """Share of the replica's prompt tokens that its cache has been serving."""
+    """Share of the replica's prompt tokens that its cache has been serving; 1 where nothing is known."""
     reuse_tokens = Column()
     """It reuses only multiples of so many; 0: any number."""
     c0 = Column()

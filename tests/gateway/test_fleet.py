@@ -220,6 +220,16 @@ def test_a_replica_that_differs_is_given_no_credit_by_experience() -> None:
     assert column(fleet, "reuse") > 0.7
 
 
+def test_kv_of_a_cache_that_nobody_has_used_is_taken_for_reused() -> None:
+    fleet = fleet_of("a")
+    assert column(fleet, "reuse") == 1.0
+    for _ in range(20):
+        fleet.observe(("a", "e1"), 1000, Prediction(992, 0, 0), 0, 0.0)
+    assert column(fleet, "reuse") < 0.05
+    fleet.update({"a": Beat(heartbeat("a", epoch="e2", beats=1))}, 1.0)
+    assert column(fleet, "reuse", now=1.0) == 1.0
+
+
 def test_a_new_epoch_starts_with_full_trust() -> None:
     fleet = fleet_of("a")
     fleet.observe(("a", "e1"), 1000, Prediction(992, 800, 800), 0, 0.0)

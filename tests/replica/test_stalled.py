@@ -116,6 +116,7 @@ async def test_a_long_step_is_given_three_times_what_its_cost_model_says(bench: 
 
 
 async def test_an_event_loop_that_stands_still_is_told_of_as_well(bench: Bench, tiny_text: ModelText) -> None:
+    await test_an_idle_engine_does_not_stand_still(bench)
     traces = TraceLog(time.monotonic)
     serving = Serving(tiny_text, bench.worker, ReplicaMetrics(), traces, "r", 512, QueueLimits(100))
     assert serving.stalled_s(time.monotonic() + LATER) == 0.0, "before the loop runs"

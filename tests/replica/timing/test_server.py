@@ -187,7 +187,7 @@ async def test_a_fleet_publishes_what_it_holds_and_answers_as_one(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--engine", "timing"], "profile: --engine timing needs one: cpu, "),
+        (["--engine", "timing"], "profile: --engine timing needs one: a100-70b, "),
         (["--engine", "timing", "--profile", "h200"], "unknown profile 'h200'"),
         (["--engine", "timing", "--profile", "cpu", "--kv-tokens", "20"], "kv_tokens: fewer than 2 blocks"),
         (["--engine", "timing", "--profile", "cpu", "--time-scale", "0"], "time_scale"),
