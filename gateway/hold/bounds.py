@@ -23,8 +23,11 @@ class Bounds:
     def overfull_s(self, candidates: Candidates, held: int, tokens: int) -> float:
         """In how many seconds there is room for so many more tokens; 0: there is. Where nothing waits, any prompt gets
         in."""
-        limit, waiting = self.limit_tokens(candidates), held + float(candidates.queue_tokens.sum())
-        if limit is None or waiting <= 0:
+        waiting = held + float(candidates.queue_tokens.sum())
+        if waiting <= 0:
+            return 0.0
+        limit = self.limit_tokens(candidates)
+        if limit is None:
             return 0.0
         return max(0.0, min(waiting, waiting + tokens - limit) / tokens_per_s(candidates))
 
