@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index bench-routing bench-gateway bench-peers soak clean
+.PHONY: demo up test test-vllm lint bench-kernels bench-engine bench-index bench-routing bench-gateway bench-peers gpu-check soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/ryokan compare --replicas 4 --policies round_robin,ttft --ramp-s 20 --out out/demo
@@ -42,6 +42,10 @@ bench-peers: $(INSTALLED)
 # nginx, haproxy and the peers take part where they are installed.
 bench-gateway: $(INSTALLED)
 	$(BIN)/ryokan bench gateway
+
+# Needs a GPU and a torch with CUDA; takes up to 8 minutes. vLLM is compared with where RYOKAN_VLLM_PYTHON names it.
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m loadtest.gpu_check
 
 soak: $(INSTALLED)
 	$(BIN)/ryokan bench soak

@@ -1,6 +1,7 @@
 """The `ryokan` command. Each subcommand's own code is loaded only when it is called."""
 
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -59,7 +60,9 @@ KvMemory = Annotated[
 
 @app.command(short_help="Start a whole fleet on this machine and serve.")
 def up(
-    replicas: Replicas = 2,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas to start on this machine. Default: 2; on GPUs one for each.")
+    ] = None,
     model: Model = DEFAULT_MODEL,
     policy: Policy = "ttft",
     shadow_policy: Annotated[
@@ -73,6 +76,9 @@ def up(
     redis_url: RedisUrl = None,
     fleet: Fleet = "default",
     fleet_key_file: FleetKeyFile = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: each replica has a GPU to itself, and there are no more than GPUs.")
+    ] = "cpu",
     weights: Weights = "int8",
     kv_memory_gib: KvMemory = None,
     engine: flags.Engine = flags.EngineKind.TORCH,
@@ -89,10 +95,11 @@ def up(
     from deploy.local import FleetOptions
 
     timing_flags = _timing_flags(engine, profile, kv_tokens, time_scale, kv_memory_gib)
+    cards = _cards(device, replicas)
     folder, name = resolve(model, with_weights=timing_flags is None)
     options = FleetOptions(
-        folder, name, replicas, policy, host, port, redis_url, fleet, weights, kv_memory_gib, fleet_key_file,
-        timing_flags, record, shadow_policy, policy_file,
+        folder, name, replicas or len(cards) or 2, policy, host, port, redis_url, fleet, weights, kv_memory_gib,
+        fleet_key_file, timing_flags, record, shadow_policy, policy_file, cards,
     )  # fmt: skip
     _with_fleet(options, Console(), lambda running: _serve(running, name))
 
@@ -164,6 +171,22 @@ def compare(
         kv_memory_gib=kv_memory_gib, timing_flags=timing_flags,
     )  # fmt: skip
     _with_fleet(options, Console(), lambda running: run(running.gateway_url))
+
+
+def _cards(device: str, replicas: int | None) -> list[str]:
+    """Those that replicas are to have, none of them two; none on a CPU."""
+    from deploy.cards import visible_cards
+
+    if device == "cpu":
+        return []
+    if device != "cuda":
+        fail(f"device: {device!r} is neither cpu nor cuda")
+    cards = visible_cards(os.environ)
+    if not cards:
+        fail("device: cuda was asked for, and there is no GPU that torch can use")
+    if replicas is not None and replicas > len(cards):
+        fail(f"replicas: {replicas} are more than the {len(cards)} GPUs (device)")
+    return cards
 
 
 def _timing_flags(

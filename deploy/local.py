@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class FleetOptions:
     fleet: str = "default"
     weights: str = "int8"
     kv_memory_gib: float | None = None
-    """A replica's. None: an equal part of two fifths of what is available."""
+    """A replica's. None: an equal part of two fifths of what is available, or what a GPU has room for."""
     fleet_key_file: Path | None = None
     """None: the key in the environment, or none."""
     timing_flags: Mapping[str, str] | None = None
@@ -54,6 +54,8 @@ class FleetOptions:
     shadow_policy: str | None = None
     policy_file: Path | None = None
     """It names both policies, instead of those above."""
+    cards: Sequence[str] = ()
+    """What CUDA_VISIBLE_DEVICES is to be for each replica, in turn; empty: they compute on the CPU."""
 
     @property
     def threads_per_replica(self) -> int:
@@ -151,17 +153,22 @@ class LocalFleet:
         }
         flags |= self._key_flags
         flags |= self._torch_flags if options.timing_flags is None else options.timing_flags
-        return self._spawn(f"replica-{index}", _command("replica", flags), r"replica \S+ ready on (http\S+)")
+        card = {"CUDA_VISIBLE_DEVICES": options.cards[index % len(options.cards)]} if options.cards else {}
+        return self._spawn(f"replica-{index}", _command("replica", flags), r"replica \S+ ready on (http\S+)", card)
 
     @property
     def _torch_flags(self) -> dict[str, str]:
         options = self._options
         kv_memory_gib = options.kv_memory_gib
+        if options.cards:
+            memory = {} if kv_memory_gib is None else {"--kv-memory-gib": f"{kv_memory_gib:.3f}"}
+            return {"--device": "cuda", **memory}
         if kv_memory_gib is None:
             from replica.config import available_memory_bytes
 
             kv_memory_gib = available_memory_bytes() * _KV_MEMORY_SHARE / options.replicas / 2**30
         return {
+            "--device": "cpu",
             "--weights": options.weights,
             "--threads": str(options.threads_per_replica),
             "--kv-memory-gib": f"{kv_memory_gib:.3f}",
@@ -191,9 +198,11 @@ class LocalFleet:
         flags |= {name: str(value) for name, value in given.items() if value is not None}
         return self._spawn("gateway", _command("gateway", flags), r"gateway ready on (http\S+)")
 
-    def _spawn(self, name: str, command: list[str], ready_line: str) -> ManagedProcess:
+    def _spawn(
+        self, name: str, command: list[str], ready_line: str, more: Mapping[str, str] | None = None
+    ) -> ManagedProcess:
         # Not among the arguments, which everybody on the machine can read.
-        env = {"RYOKAN_REDIS_URL": self.redis_url} if self.redis_url else {}
+        env = ({"RYOKAN_REDIS_URL": self.redis_url} if self.redis_url else {}) | dict(more or {})
         process = ManagedProcess(name, command, ready_line, self._logs / f"{name}.log", env)
         self._processes.append(process)
         return process

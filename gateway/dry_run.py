@@ -9,8 +9,9 @@ from gateway.bodies import read_body
 from gateway.errors import NoReplica
 from gateway.explain import decision_explained
 from gateway.handlers import Parsed, check, parse_for, prompt_of, route_request, total_tokens
-from gateway.introspect import json_response, max_context, model_name
-from gateway.keys import CLOCK, FLEET, ROUTER, SHADOW, TEXT
+from gateway.introspect import json_response
+from gateway.keys import CLOCK, POOLS
+from gateway.pools import Pool
 from gateway.routing.base import Policy
 from gateway.routing.registry import UnknownPolicy, make_policy
 from replica.protocol import openai
@@ -24,15 +25,16 @@ async def dry_run(request: web.Request) -> web.Response:
     """
     app = request.app
     parsed = _parsed(await read_body(request), request.query.get("endpoint"))
-    check(parsed, app[TEXT], model_name(app))
-    prompt = await prompt_of(app, parsed)
-    openai.output_limit(len(prompt.tokens), parsed.max_new_tokens, max_context(app))
-    policy = _policy(app, request.query.get("policy"))
+    pool = app[POOLS].of(parsed.model)
+    check(parsed, pool.text)
+    prompt = await prompt_of(pool.tokenizer, parsed)
+    openai.output_limit(prompt.length, parsed.max_new_tokens, pool.context_limit.at(app[CLOCK]()))
+    policy = _policy(pool, request.query.get("policy"))
     tokens = total_tokens(parsed, prompt)
     asked = route_request(request.headers, parsed, prompt)
-    considered = app[ROUTER].consider(asked, tokens, frozenset(), app[CLOCK](), policy)
+    considered = pool.router.consider(asked, tokens, frozenset(), app[CLOCK](), policy)
     if considered is None:
-        states = {replica: status.state for replica, status in app[FLEET].statuses(app[CLOCK]()).items()}
+        states = {replica: status.state for replica, status in pool.fleet.statuses(app[CLOCK]()).items()}
         raise NoReplica(f"no replica could take it now; there are {states or 'none'}")
     return json_response({"dry_run": True, **decision_explained(considered)})
 
@@ -48,11 +50,11 @@ def _parsed(body: bytes, endpoint: str | None) -> Parsed:
     return parse_for(endpoint)(body)
 
 
-def _policy(app: web.Application, name: str | None) -> Policy | None:
+def _policy(pool: Pool, name: str | None) -> Policy | None:
     """None: the live one."""
-    if name is None or name == app[ROUTER].policy.name:
+    if name is None or name == pool.router.policy.name:
         return None
-    shadow = app[SHADOW].policy
+    shadow = pool.shadow.policy
     if shadow is not None and shadow.name == name:
         return shadow
     try:
@@ -62,16 +64,17 @@ def _policy(app: web.Application, name: str | None) -> Policy | None:
 
 
 async def shadow_table(request: web.Request) -> web.Response:
-    """Means over the requests that both policies have decided."""
+    """Means over the requests that both policies have decided. Of `?model=`, else of the first."""
     app = request.app
-    shadow, tally = app[SHADOW].policy, app[SHADOW].tally
+    pool = app[POOLS].of(request.query.get("model"))
+    shadow, tally = pool.shadow.policy, pool.shadow.tally
     table: dict[str, Any] = {
-        "policy": app[ROUTER].policy.name,
+        "policy": pool.router.policy.name,
         "shadow": None if shadow is None else shadow.name,
         "requests": 0,
         "disagreements": 0,
     }
-    if shadow is None or tally is None or tally.live != app[ROUTER].policy.name:
+    if shadow is None or tally is None or tally.live != pool.router.policy.name:
         return json_response(table)
     count = tally.requests
     rows = [

@@ -22,13 +22,15 @@ def decision_headers(considered: Considered | None) -> dict[str, str]:
         return {}
     decision = considered.decision
     predicted_s = predicted_ttft_s(decision)
-    return {
+    found = {
         headers.REPLICA: decision.choice,
         headers.POLICY: decision.policy,
         headers.REASON: considered.reason.value,
         headers.CACHED_TOKENS: str(decision.cached_tokens),
-        **({} if predicted_s is None else {headers.PREDICTED_TTFT: f"{predicted_s:.6f}"}),
     }
+    if predicted_s is not None:
+        found[headers.PREDICTED_TTFT] = f"{predicted_s:.6f}"
+    return found
 
 
 def explained(trace: Trace) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def explained(trace: Trace) -> dict[str, Any]:
         decided = decision_explained(considered)
     return {
         "request_id": trace.request_id,
+        "model": trace.model,
         **decided,
         "prompt_tokens": trace.prompt_tokens,
         "held_s": _rounded(trace.held_s),

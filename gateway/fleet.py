@@ -55,6 +55,8 @@ class _Member:
     heartbeat: Heartbeat
     beat_at: float
     table: FleetTable
+    stale: "set[_Member]"
+    """Whose queue and leases the table doesn't show yet."""
     present: bool = True
     backlog: Backlog = field(default_factory=Backlog)
     prefilling: "set[Lease]" = field(default_factory=set)
@@ -96,7 +98,8 @@ class _Member:
     def tokens_per_s(self) -> float:
         """At which what is queued sinks: in whole steps, with the decodes beside, and after the step under way."""
         cost, decoding = self.cost, max(self.decoding, self.heartbeat.load.decoding)
-        tokens = min(max(1.0, self.backlog.level), cost.max_step_tokens)
+        level = self.backlog.level
+        tokens = min(level if level > 1.0 else 1.0, cost.max_step_tokens)
         step_s = cost.c0 + cost.c_dec * decoding
         return tokens / (step_s + cost.c_lin * tokens + (step_s / 2 if decoding else 0.0))
 
@@ -108,29 +111,21 @@ class _Member:
         """Mean of those under way."""
         return max(0.0, now - self.first_tokens_at / self.streaming) if self.streaming else 0.0
 
-    def show_queue(self) -> None:
-        """`show`, for what others change by the thousand."""
-        backlog = self.backlog
-        self.table.write(
-            self.heartbeat.replica,
-            level=backlog.level,
-            as_of=backlog.as_of,
-            bound=backlog.bound,
-            floor=backlog.requests,
-            tokens_per_s=self.tokens_per_s,
-            waiting=max(backlog.requests, self.heartbeat.load.waiting),
-        )
-        self.table.write_sizes(self.heartbeat.replica, backlog.sizes)
+    def changed(self) -> None:
+        """Its queue or its leases: the table shows them before it is looked at again."""
+        self.stale.add(self)
 
     def show_leases(self) -> None:
-        """What a lease changes."""
-        self.show_queue()
-        decoding = max(self.decoding, self.heartbeat.load.decoding)
-        self.table.write(
+        backlog, load = self.backlog, self.heartbeat.load
+        requests, streaming = backlog.requests, self.streaming
+        self.table.write_queue(
             self.heartbeat.replica,
-            decoding=decoding,
-            stay_s=self.stay_s or 2 * self.streaming_for(self.beat_at),
-            leases=self.leases,
+            (requests if requests > load.waiting else load.waiting),
+            (self.decoding if self.decoding > load.decoding else load.decoding),
+            self.stay_s or 2 * self.streaming_for(self.beat_at),
+            (len(self.prefilling) + streaming, backlog.level, backlog.as_of, requests, backlog.bound),
+            self.tokens_per_s,
+            backlog.sizes,
         )
 
     def show_belief(self) -> None:
@@ -188,7 +183,7 @@ class Lease:
         """Called once: at the first token, or at a release without one."""
         member.prefilling.add(self)
         member.backlog.sent(self, uncached_tokens, now, member.tokens_per_s, is_own=True)
-        member.show_leases()
+        member.changed()
 
     def first_token(self, now: float) -> None:
         if self in self._member.prefilling:
@@ -198,7 +193,7 @@ class Lease:
             self._member.first_tokens_at += now
             self._member.decoding += self.choices
             self.first_token_at = now
-            self._member.show_leases()
+            self._member.changed()
             if self.on_prefilled is not None:
                 self.on_prefilled(now)
 
@@ -210,7 +205,7 @@ class Lease:
             self._member.first_tokens_at -= self.first_token_at
             self._member.streaming -= 1
             self._member.decoding -= self.choices
-            self._member.show_leases()
+            self._member.changed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +235,7 @@ class Fleet:
         self._identity = identity
         self._members: dict[str, _Member] = {}
         self._table = FleetTable(the_library())
+        self._stale: set[_Member] = set()
         self._frozen = False
         self._silent: set[str] = set()
         """Those of `announce`."""
@@ -260,19 +256,22 @@ class Fleet:
                 self._take(replica, beat, now - beat.age_s)
         for replica, member in list(self._members.items()):
             if member.backlog.expire(now):
-                member.show_queue()
+                member.changed()
             if replica not in beats and replica not in self._silent:
                 if member.present and replica not in kept:
                     member.present = False
                     member.show()
                 if not member.present and not member.leases and now > member.beat_at + FORGET_S:
                     del self._members[replica]
+                    self._stale.discard(member)
                     self._table.remove(replica)
 
     def _take(self, replica: str, beat: Beat, beat_at: float) -> None:
         member = self._members.get(replica)
         if member is None:
-            member = self._members[replica] = _Member(beat.heartbeat, float("-inf"), self._table, present=False)
+            member = self._members[replica] = _Member(
+                beat.heartbeat, float("-inf"), self._table, self._stale, present=False
+            )
         known = beat.heartbeat is member.heartbeat or beat.heartbeat == member.heartbeat
         if known and beat_at < member.beat_at + NEWER_S:
             if not member.present:
@@ -299,7 +298,7 @@ class Fleet:
         self._silent.add(replica)
         member = self._members.get(replica)
         if member is None:
-            member = self._members[replica] = _Member(heartbeat, now, self._table)
+            member = self._members[replica] = _Member(heartbeat, now, self._table, self._stale)
         member.heartbeat, member.beat_at, member.present, member.compatible = heartbeat, now, True, None
         member.believe(now)
         member.show()
@@ -329,7 +328,7 @@ class Fleet:
         self._frozen = True
         for member in self._members.values():
             member.backlog.forget_new()
-            member.show_queue()
+            member.changed()
 
     def intend(self, replica: str, request: Key, tokens: int, at: float) -> bool:
         """Another gateway has sent it this request at that time; false where no such replica is known."""
@@ -338,7 +337,7 @@ class Fleet:
             return False
         tokens = min(tokens, member.heartbeat.max_context)
         member.backlog.sent(request, tokens, at, member.tokens_per_s, is_own=False)
-        member.show_queue()
+        member.changed()
         return True
 
     def settle(self, replica: str, request: Key) -> None:
@@ -346,7 +345,7 @@ class Fleet:
         member = self._members.get(replica)
         if member is not None:
             member.backlog.done(request)
-            member.show_queue()
+            member.changed()
 
     def lease(self, replica: str, uncached_tokens: int, hashes: Sequence[int], now: float, choices: int = 1) -> Lease:
         """Raises KeyError for a replica that was never seen."""
@@ -388,17 +387,20 @@ class Fleet:
 
     def open(self, now: float, tokens: int = 0, tried: Set[Incarnation] = frozenset()) -> Mask:
         """Which replicas may be chosen now, have room for so many tokens and weren't tried."""
+        self._refresh()
         return self._table.open(now, self._frozen, tokens, [r for r, epoch in tried if self._epoch(r) == epoch])
 
     def choosable(
         self, now: float, tokens: int, tried: Set[Incarnation], matches: Mapping[str, Match]
     ) -> Candidates | None:
         """`candidates` of those that are `open`; None where there is none."""
-        without = [r for r, epoch in tried if self._epoch(r) == epoch]
+        self._refresh()
+        without = [r for r, epoch in tried if self._epoch(r) == epoch] if tried else ()
         return self._table.choosable(now, self._frozen, tokens, without, matches)
 
     def candidates(self, which: Mask, matches: Mapping[str, Match], now: float) -> Candidates:
         """`matches`: what they hold of the prompt."""
+        self._refresh()
         return self._table.candidates(which, matches, now)
 
     def routable(self, now: float) -> tuple[str, ...]:
@@ -455,6 +457,10 @@ class Fleet:
             )
             for replica, member in sorted(self._members.items())
         }
+
+    def _refresh(self) -> None:
+        while self._stale:
+            self._stale.pop().show_leases()
 
     def _epoch(self, replica: str) -> str:
         return self._members[replica].heartbeat.epoch if replica in self._members else ""

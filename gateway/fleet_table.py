@@ -3,19 +3,25 @@
 from array import array
 from collections.abc import Collection, Mapping
 from itertools import compress
+from struct import Struct
 
 import numpy as np
 
 from gateway.index.prefix_index import Match, Matches
-from gateway.routing.candidates import ROWS, Candidates, Floats, Mask, id_hash
+from gateway.routing.candidates import ROWS, Candidates, Figures, Floats, Mask, id_hash
 from gateway.routing.native.library import PICK, TABLE, Library
 
 _AT = {name: number for number, name in enumerate(TABLE)}
 _WIDTH = len(TABLE)
 _COPIED = len(ROWS) - ROWS.index("waiting")
 """Columns at the beginning that candidates get as they are: the last rows of theirs."""
+_WAITING_AT, _DECODING_AT, _STAY_AT, _LEASES_AT = map(_AT.__getitem__, ("waiting", "decoding", "stay_s", "leases"))
+_BACKLOG = Struct("=6d")
+"""`leases` and what comes after it."""
+assert TABLE[_LEASES_AT:] == ("leases", "level", "as_of", "floor", "bound", "tokens_per_s")
 _SIZES_AT, _SIZES_END = _AT["size_tokens"], _AT["id_hash"]
 _NO_NUMBERS = array("d", bytes(8))
+_NOBODY = array("I")
 _NO_PLACES = array("I", bytes(4))
 
 SLOW_START_SHARE = 1.5
@@ -44,10 +50,26 @@ class FleetTable:
         for name, value in values.items():
             numbers[begin + _AT[name]] = value
 
-    def write_sizes(self, replica: str, sizes: "array[float]") -> None:
-        """Of a replica that was written before: tokens by size, then counts."""
-        begin = self._place[replica] * _WIDTH
-        self._numbers[begin + _SIZES_AT : begin + _SIZES_END] = sizes
+    def write_queue(
+        self,
+        replica: str,
+        waiting: float,
+        decoding: float,
+        stay_s: float,
+        backlog: tuple[float, float, float, float, float],
+        tokens_per_s: float,
+        sizes: "array[float]",
+    ) -> None:
+        """What each request changes, several times. `backlog`: leases, level, as_of, floor, bound. `sizes`: tokens by
+        size, then counts."""
+        place = self._place.get(replica)
+        if place is None:
+            place = self._add(replica)
+        numbers, begin = self._numbers, place * _WIDTH
+        numbers[begin + _WAITING_AT], numbers[begin + _DECODING_AT] = waiting, decoding
+        numbers[begin + _STAY_AT] = stay_s
+        _BACKLOG.pack_into(numbers, 8 * (begin + _LEASES_AT), *backlog, tokens_per_s)
+        numbers[begin + _SIZES_AT : begin + _SIZES_END] = sizes
 
     def remove(self, replica: str) -> None:
         """The last replica moves to its place."""
@@ -70,7 +92,9 @@ class FleetTable:
         count = len(self._ids)
         memory = _NO_NUMBERS * (len(ROWS) * count)
         places = _NO_PLACES * (2 * count)
-        tried = array("I", [self._place[replica] for replica in without if replica in self._place])
+        tried = (
+            array("I", [self._place[replica] for replica in without if replica in self._place]) if without else _NOBODY
+        )
         chosen = self._library.pick(
             *(self._numbers_at, count, now, frozen, tokens, tried.buffer_info()[0], len(tried)),
             *(found.groups.buffer_info()[0], len(found.groups) // 3, found.numbers.buffer_info()[0]),
@@ -80,8 +104,9 @@ class FleetTable:
         if not chosen:
             return None
         ids = self._ids_of_all() if chosen == count else tuple(map(self._ids.__getitem__, places[:chosen]))
-        deepest, owners, most_held = self._figures
-        return Candidates(ids, memory, self._library, (int(deepest), int(owners), int(most_held)))
+        deepest, owners, most_held, queued, idle, tokens_per_s = self._figures
+        figures = Figures(int(deepest), int(owners), int(most_held), queued, int(idle), tokens_per_s)
+        return Candidates(ids, memory, self._library, figures)
 
     def open(self, now: float, frozen: bool, tokens: int, without: Collection[str]) -> Mask:
         """Which may be chosen for a request of so many tokens, prompt and answer."""

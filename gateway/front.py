@@ -4,10 +4,11 @@ from aiohttp import web
 
 from gateway import handlers
 from gateway.access_log import Answered
+from gateway.cors import cors_headers
 from gateway.http.errors import HttpError
 from gateway.http.limits import HttpLimits
 from gateway.http.server import LeanServer
-from gateway.keys import CONFIG, OBSERVER, ROUTER, UPSTREAM
+from gateway.keys import CONFIG, LIVE, OBSERVER, POOLS, UPSTREAM
 
 HOT = frozenset(("POST", path) for path in handlers.PARSERS)
 
@@ -27,7 +28,7 @@ def make_front(runner: web.AppRunner, connections: int = 60_000) -> LeanServer:
 
     def refused(error: HttpError) -> None:
         answered = Answered(method="", path="", endpoint="unreadable", status=error.status, took_s=0.0, code=error.code)
-        app[OBSERVER].answered(answered, None, app[ROUTER].policy.name)
+        app[OBSERVER].answered(answered, None, app[POOLS].first.router.policy.name)
 
     return LeanServer(
         HttpLimits(body=app[CONFIG].body_limit, connections=connections),
@@ -36,4 +37,5 @@ def make_front(runner: web.AppRunner, connections: int = 60_000) -> LeanServer:
         handle=lambda exchange: handlers.answer(app, exchange),
         guest=server,
         on_refused=refused,
+        refusal_headers=lambda head: cors_headers(head.path, head.headers, app[LIVE].config.cors_origins),
     )

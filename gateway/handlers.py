@@ -10,41 +10,39 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gateway import quick_parse
 from gateway.access_log import Answered
 from gateway.bodies import unpacked_body
 from gateway.context import Context
 from gateway.cors import cors_headers
 from gateway.dispatch import Call, Routed
 from gateway.edge import CLIENT_GONE, Failure, guarded
-from gateway.errors import ModelNotFound, NoReplica, ReplicaFailed, UpstreamError, answer_for
+from gateway.errors import NoReplica, ReplicaFailed, UpstreamError, answer_for
 from gateway.explain import decision_headers
 from gateway.hold.terms import terms_of
 from gateway.http.aiohttp_exchange import exchanged
 from gateway.http.exchange import Exchange
-from gateway.introspect import max_context, model_name
 from gateway.keys import (
     ANSWERED,
     BUDGET,
     CLOCK,
     CONFIG,
-    DISPATCHER,
     GATE,
     LIFECYCLE,
     LIVE,
     METRICS,
     OBSERVER,
+    POOLS,
     RECORDER,
-    ROUTER,
-    TEXT,
-    TOKENIZER,
     TRACES,
     UPSTREAM,
 )
+from gateway.pools import Pool, Pools
 from gateway.relay import ClientStream
 from gateway.resume import Progress
 from gateway.routing.base import RouteRequest
 from gateway.sessions import session_name
-from gateway.tokens import Prompt
+from gateway.tokens import Prompt, PromptTokenizer
 from replica.protocol import headers, openai
 from replica.protocol.checks import check_request
 from replica.protocol.resume import Begun
@@ -52,10 +50,17 @@ from replica.protocol.text import ModelText
 
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
+PASSED_ON = ("content-type", "content-encoding", headers.DELIVERED_TOKENS)
+"""Of a replica's headers."""
+NOT_FORWARDED = frozenset(("model", "messages", "prompt"))
+
 Parsed = openai.ChatRequest | openai.CompletionRequest
 
+REPLICAS_OWN = frozenset(("prompt_token_ids", "public_prefix_tokens", "resume"))
+"""Fields that gateways write."""
+
 PARSERS: dict[str, Callable[[bytes], Parsed]] = {
-    "/v1/chat/completions": openai.parse_chat,
+    "/v1/chat/completions": quick_parse.parse_chat,
     "/v1/completions": openai.parse_completion,
 }
 """By path: the hot routes."""
@@ -68,7 +73,10 @@ async def on_aiohttp(request: web.Request) -> web.StreamResponse:
 
 
 def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
-    parsers: dict[str, Callable[[bytes], Parsed]] = {"chat": openai.parse_chat, "completion": openai.parse_completion}
+    parsers: dict[str, Callable[[bytes], Parsed]] = {
+        "chat": quick_parse.parse_chat,
+        "completion": openai.parse_completion,
+    }
     if endpoint not in parsers:
         raise openai.RequestError(f"endpoint must be chat or completion, not {endpoint!r}", param="endpoint")
     return parsers[endpoint]
@@ -76,7 +84,9 @@ def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
 
 async def answer(app: web.Application, exchange: Exchange) -> None:
     """One request with whatever comes of it: every error in OpenAI's shape, every answer counted and logged."""
-    context = Context(app, exchange, app[TRACES].begin(request_id(exchange.headers), app[CLOCK]()))
+    traces = app[TRACES]
+    trace = traces.begin(given_id(exchange.headers) or traces.fresh_id(), app[CLOCK]())
+    context = Context(app, exchange, trace)
     context.trace.span = app[OBSERVER].span(exchange.headers)
     exchange.more_headers = cors_headers(exchange.path, exchange.headers, app[LIVE].config.cors_origins)
     status, code = CLIENT_GONE, None
@@ -96,7 +106,7 @@ def observe(context: Context, status: int, code: str | None) -> None:
     app, exchange, trace = context.app, context.exchange, context.trace
     took_s = app[CLOCK]() - trace.received_at
     answered = Answered(exchange.method, exchange.path, exchange.path, status, took_s, trace.request_id, code)
-    app[OBSERVER].answered(answered, trace, app[ROUTER].policy.name)
+    app[OBSERVER].answered(answered, trace, context.pool.router.policy.name)
 
 
 def fail(context: Context, failure: Failure) -> None:
@@ -120,24 +130,26 @@ async def complete(context: Context) -> None:
         trace.mark("received", trace.received_at)
         call = await prepared(context)
         with app[GATE].metered(usage, call), app[RECORDER].recording(call):
-            await app[DISPATCHER].serve(call, lambda routed: relay(context, call, routed))
+            await context.pool.dispatcher.serve(call, lambda routed: relay(context, call, routed))
 
 
 async def prepared(context: Context) -> Call:
     """All that a stream keeps of its request while it lives: no body, no text."""
     app = context.app
-    body = await unpacked_body(context.exchange, app[CONFIG].body_limit, app[TOKENIZER].in_thread)
-    parsed = context.caller.own(PARSERS[context.exchange.path](body))
-    check(parsed, app[TEXT], model_name(app))
-    context.trace.model = parsed.model
+    body = await unpacked_body(context.exchange, app[CONFIG].body_limit, context.pool.tokenizer.in_thread)
+    parsed = context.caller.own(by_name(app[POOLS], PARSERS[context.exchange.path](body)))
+    context.pool = app[POOLS].of(parsed.model)
+    check(parsed, context.pool.text)
+    context.trace.model = context.pool.name
     if parsed.stream:
         context.stream = client_stream(context)
     return make_call(context, parsed, await tokenise(context, parsed))
 
 
-def request_id(given: Mapping[str, str]) -> str:
-    """The client's own, or a fresh one."""
-    return given_id(given) or secrets.token_hex(16)
+def by_name(pools: Pools, parsed: Parsed) -> Parsed:
+    """With the model's own name in place of an alias, since keys are for models and not for what they are called."""
+    pool = pools.find(parsed.model)
+    return parsed if pool is None or pool.name == parsed.model else parsed.model_copy(update={"model": pool.name})
 
 
 def given_id(given: Mapping[str, str]) -> str | None:
@@ -157,13 +169,10 @@ def client_stream(context: Context) -> ClientStream:
     )
 
 
-def check(parsed: Parsed, text: ModelText, model_name: str) -> None:
-    """Raises ModelNotFound or RequestError."""
-    if parsed.model != model_name:
-        raise ModelNotFound(f"the model {parsed.model!r} does not exist; this gateway serves {model_name!r}")
-    for name in ("prompt_token_ids", "public_prefix_tokens", "resume"):
-        if name in parsed.model_fields_set:
-            raise openai.RequestError(f"unsupported field {name}", name)
+def check(parsed: Parsed, text: ModelText) -> None:
+    """Raises RequestError."""
+    for name in REPLICAS_OWN.intersection(parsed.__pydantic_fields_set__):
+        raise openai.RequestError(f"unsupported field {name}", name)
     if isinstance(parsed, openai.CompletionRequest) and len(parsed.prompts) > 1:
         raise openai.RequestError("prompt: each prompt is routed by itself; send one a request", "prompt")
     check_request(parsed, text)
@@ -172,36 +181,35 @@ def check(parsed: Parsed, text: ModelText, model_name: str) -> None:
 async def tokenise(context: Context, parsed: Parsed) -> Prompt:
     app, trace = context.app, context.trace
     begin = app[CLOCK]()
-    prompt = await prompt_of(app, parsed)
+    prompt = await prompt_of(context.pool.tokenizer, parsed)
     now = app[CLOCK]()
     app[METRICS].tokenise.observe(now - begin)
-    trace.prompt_tokens = len(prompt.tokens)
+    trace.prompt_tokens = prompt.length
     trace.mark("tokenised", now, tokens=trace.prompt_tokens)
     return prompt
 
 
-async def prompt_of(app: web.Application, parsed: Parsed) -> Prompt:
+async def prompt_of(tokenizer: PromptTokenizer, parsed: Parsed) -> Prompt:
     if isinstance(parsed, openai.ChatRequest):
         messages = [message.for_template() for message in parsed.messages]
         tools = [tool.for_template() for tool in parsed.tools]
-        return await app[TOKENIZER].chat(messages, tools, salt=parsed.cache_salt)
-    return await app[TOKENIZER].completion(parsed.prompts[0], salt=parsed.cache_salt)
+        return await tokenizer.chat(messages, tools, salt=parsed.cache_salt)
+    return await tokenizer.completion(parsed.prompts[0], salt=parsed.cache_salt)
 
 
 def make_call(context: Context, parsed: Parsed, prompt: Prompt) -> Call:
     """What goes to the replica: the request as parsed, with token ids in place of text."""
     caller, exchange = context.caller, context.exchange
-    openai.output_limit(len(prompt.tokens), parsed.max_new_tokens, max_context(context.app))
-    payload = parsed.model_dump(exclude_unset=True, by_alias=True, exclude={"model", "messages", "prompt"})
-    # NOTE: as bytes, since a list of ints takes eight times the memory, for as long as the stream lives; copied, since
-    # orjson's own result keeps the 32 KiB that it was written into.
-    payload["prompt_token_ids"] = orjson.Fragment(bytes(memoryview(orjson.dumps(prompt.tokens))))
+    openai.output_limit(prompt.length, parsed.max_new_tokens, context.pool.context_limit.at(context.app[CLOCK]()))
+    payload = quick_parse.fields_given(parsed, NOT_FORWARDED)
+    # NOTE: as bytes, since a list of ints takes eight times the memory, for as long as the stream lives.
+    payload["prompt_token_ids"] = orjson.Fragment(b"[%b]" % prompt.ids.json)
     if prompt.public_tokens:
         payload["public_prefix_tokens"] = prompt.public_tokens
     return Call(
         path=exchange.path,
         payload=payload,
-        as_text=as_text(context.app, parsed),
+        as_text=as_text(context.pool, parsed),
         prompt=route_request(exchange.headers, parsed, prompt),
         total_tokens=total_tokens(parsed, prompt),
         choices=parsed.n,
@@ -213,8 +221,8 @@ def make_call(context: Context, parsed: Parsed, prompt: Prompt) -> Call:
     )
 
 
-def as_text(app: web.Application, parsed: Parsed) -> Callable[[], dict[str, Any]] | None:
-    if not app[CONFIG].upstreams:
+def as_text(pool: Pool, parsed: Parsed) -> Callable[[], dict[str, Any]] | None:
+    if not pool.served.upstreams:
         return None
     return lambda: parsed.model_dump(exclude_unset=True, by_alias=True, exclude={"model"})
 
@@ -226,12 +234,12 @@ def progress_of(parsed: Parsed) -> Progress:
 
 def route_request(given: Mapping[str, str], parsed: Parsed, prompt: Prompt) -> RouteRequest:
     hashes = [] if scores_prompt(parsed) else prompt.hashes
-    return RouteRequest(len(prompt.tokens), hashes, session_name(given, parsed.user))
+    return RouteRequest(prompt.length, hashes, session_name(given, parsed.user))
 
 
 def total_tokens(parsed: Parsed, prompt: Prompt) -> int:
     """Of the prompt and the shortest answer that will do."""
-    return len(prompt.tokens) + (1 if parsed.max_new_tokens is None else parsed.max_new_tokens)
+    return prompt.length + (1 if parsed.max_new_tokens is None else parsed.max_new_tokens)
 
 
 def scores_prompt(parsed: Parsed) -> bool:
@@ -261,7 +269,7 @@ async def relay_stream(context: Context, stream: ClientStream, call: Call, route
     error event and a proper end."""
     if routed.answer.headers.get("content-encoding", "identity") != "identity":
         raise ReplicaFailed("the replica compressed its stream, which it was asked not to")
-    dispatcher, trace, progress = context.app[DISPATCHER], call.trace, call.progress
+    dispatcher, trace, progress = context.pool.dispatcher, call.trace, call.progress
     assert progress is not None
     marked = progress.begin(routed.answer.headers, trace.request_id)
     stream.events.rewrite = progress.take_marks if marked else None
@@ -300,13 +308,15 @@ def as_event(body: bytes) -> bytes:
 
 
 def answer_headers(context: Context, routed: Routed) -> dict[str, str]:
-    given = routed.answer.headers
-    passed = {
-        name: given[name] for name in ("content-type", "content-encoding", headers.DELIVERED_TOKENS) if name in given
-    }
-    return passed | own_headers(context)
+    given, found = routed.answer.headers, own_headers(context)
+    for name in PASSED_ON:
+        if name in given:
+            found[name] = given[name]
+    return found
 
 
 def own_headers(context: Context) -> dict[str, str]:
     trace = context.trace
-    return {headers.REQUEST_ID: trace.request_id, **decision_headers(trace.considered)}
+    found = decision_headers(trace.considered)
+    found[headers.REQUEST_ID] = trace.request_id
+    return found

@@ -1,13 +1,13 @@
 """Every metric of the gateway: name, help, labels; and the few methods that record them."""
 
 from collections import Counter as Tally
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from gateway.counters import Counters, Histograms
 from gateway.errors import GatewayError, answer_for
-from gateway.fleet import Fleet
+from gateway.fleet import Fleet, Status
 from gateway.hold.room import WaitingRoom
 from gateway.identity import KINDS
 from gateway.index.prefix_index import PrefixIndex
@@ -196,12 +196,9 @@ class Metrics:
     def intents_dropped(self, reason: str, intents: int) -> None:
         self.dropped_intents.labels(reason).inc(intents)
 
-    def held(self, room: WaitingRoom, left_after_s: float | None = None) -> None:
-        """What is held now; `left_after_s`: somebody has just left it."""
-        self.held_requests.set(len(room))
-        self.held_tokens.set(room.tokens)
-        if left_after_s is not None:
-            self.hold.observe(left_after_s)
+    def left(self, held_s: float) -> None:
+        """A request that was held isn't any more."""
+        self.hold.observe(held_s)
 
     def refused(self, error: GatewayError) -> None:
         self.refusals.labels(answer_for(error).code or "").inc()
@@ -209,9 +206,22 @@ class Metrics:
     def redis_up(self, up: bool) -> None:
         self.redis.set(up)
 
-    def render(self, fleet: Fleet, index: PrefixIndex, now: float) -> bytes:
-        """The exposition, with gauges of fleet and index as they are now."""
-        statuses = fleet.statuses(now)
+    def render(
+        self, fleets: Iterable[Fleet], indexes: Sequence[PrefixIndex], rooms: Sequence[WaitingRoom], now: float
+    ) -> bytes:
+        """The exposition, with gauges of all pools as they are now."""
+        self.held_requests.set(sum(map(len, rooms)))
+        self.held_tokens.set(sum(room.tokens for room in rooms))
+        self._of_replicas({name: status for fleet in fleets for name, status in fleet.statuses(now).items()})
+        self.index_entries.set(sum(map(len, indexes)))
+        self.index_bytes.set(sum(index.bytes for index in indexes))
+        self.index_blocks.clear()
+        for index in indexes:
+            for replica in index.replicas():
+                self.index_blocks.labels(replica).set(index.blocks(replica))
+        return generate_latest(self._registry)
+
+    def _of_replicas(self, statuses: Mapping[str, Status]) -> None:
         tally = Tally(status.state for status in statuses.values())
         differences = Tally(
             kind
@@ -229,9 +239,3 @@ class Metrics:
             self.trust.labels(replica).set(status.trust)
             self.unpromised.labels(replica).set(status.unpromised)
         self.in_flight.set(sum(status.leases for status in statuses.values()))
-        self.index_entries.set(len(index))
-        self.index_bytes.set(index.bytes)
-        self.index_blocks.clear()
-        for replica in index.replicas():
-            self.index_blocks.labels(replica).set(index.blocks(replica))
-        return generate_latest(self._registry)

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.config import GatewayConfig
 from gateway.fleet import NOMINAL, Fleet
 from gateway.identity import Identity
 from gateway.index.prefix_index import PrefixIndex
+from gateway.served import ServedModel
 from gateway.upstream_urls import named_upstreams
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
 from replica.protocol.records import Heartbeat, ReplicaState, Snapshot
@@ -67,11 +67,17 @@ class Hysteresis:
 
 class Prober:
     def __init__(
-        self, config: GatewayConfig, identity: Identity, max_context: int, fleet: Fleet, index: PrefixIndex
+        self,
+        served: ServedModel,
+        interval_s: float,
+        identity: Identity,
+        max_context: int,
+        fleet: Fleet,
+        index: PrefixIndex,
     ) -> None:
-        self._urls = named_upstreams(config.upstreams)
-        self._model = config.model_name or config.model.name
-        self._interval_s = config.probe_interval_s
+        self._urls = named_upstreams(served.upstreams)
+        self._model = served.name
+        self._interval_s = interval_s
         self._identity = identity
         self._max_context = max_context
         self._fleet = fleet

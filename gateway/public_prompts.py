@@ -33,9 +33,12 @@ class PublicPrompts:
 
     def tokens_of(self, prompt: Sequence[int]) -> int:
         """How many of the first ones are public; whole blocks."""
+        return self.packed_tokens_of(pack_tokens(prompt[: self._blocks * BLOCK_SIZE])) if self._root else 0
+
+    def packed_tokens_of(self, packed: bytes) -> int:
+        """The same of a prompt packed by `pack_tokens`."""
         if not self._root:
             return 0
-        packed = pack_tokens(prompt[: self._blocks * BLOCK_SIZE])
         node, start = self._root, 0
         while (child := node.get(packed[start : start + _BLOCK_BYTES])) is not None:
             node = child

@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from gateway.config import ConfigError, GatewayConfig
-from gateway.keys import BUDGET, DISPATCHER, GATE, LIVE, OBSERVER, ROUTER, SHADOW, TOKENIZER, UPSTREAM
+from gateway.keys import BUDGET, GATE, LIVE, OBSERVER, POOLS, UPSTREAM
 from gateway.policies import Names, use
 from gateway.public_prompts import PublicPrompts
 from gateway.routing.registry import UnknownPolicy, make_policy
@@ -39,7 +39,8 @@ class Loaded:
 
     config: GatewayConfig
     keys: KeySet | None
-    public: PublicPrompts
+    public: tuple[PublicPrompts, ...]
+    """By pool."""
     cold: tuple[str, ...]
     """Settings that differ and wait for a restart."""
 
@@ -94,7 +95,8 @@ class Reloader:
         config = replace(old, **{name: getattr(new, name) for name in HOT})
         for name in filter(None, (config.policy, config.shadow_policy)):
             make_policy(name)
-        return Loaded(config, read_key_set(config), public_prompts(self._app[TOKENIZER], config), cold)
+        public = tuple(public_prompts(pool.tokenizer, config) for pool in self._app[POOLS].chosen(None))
+        return Loaded(config, read_key_set(config), public, cold)
 
     def _use(self, old: GatewayConfig, loaded: Loaded) -> list[str]:
         """Nothing here can fail. Returns the names of what is different now."""
@@ -103,13 +105,15 @@ class Reloader:
         if loaded.keys != app[GATE].keys:
             app[GATE].keys = loaded.keys
             changed.append(f"keys ({loaded.keys})")
-        app[TOKENIZER].public = loaded.public
         app[UPSTREAM].use(new.timeouts)
-        app[DISPATCHER].use(new.timeouts)
+        for pool, public in zip(app[POOLS].chosen(None), loaded.public, strict=True):
+            pool.tokenizer.public = public
+            pool.dispatcher.use(new.timeouts)
         app[BUDGET].share = new.retry_budget
         # One that was chosen by POST /admin/policy meanwhile goes on, unless the settings now say something else.
         if {"policy", "shadow_policy"} & set(changed) and new.policy_file is None:
-            use(Names(new.policy, new.shadow_policy), app[ROUTER], app[SHADOW])
+            for pool in app[POOLS]:
+                use(Names(new.policy, new.shadow_policy), pool.router, pool.shadow)
         if "log_level" in changed:
             logging.getLogger().setLevel(new.log_level.upper())
         app[LIVE].config = new

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from gateway.fleet import Fleet, Incarnation, Lease
 from gateway.index.prefix_index import EXPECT_MAX_BLOCKS, Matches, PrefixIndex
@@ -10,7 +10,7 @@ from gateway.intents.outbox import Outbox
 from gateway.routing.base import Decision, Policy, RouteRequest
 from gateway.routing.candidates import Candidates
 from gateway.routing.reason import Reason, reason_for
-from gateway.routing.survey import Survey, survey
+from gateway.routing.survey import Survey, survey_of
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.protocol.intents import Intents
 
@@ -28,7 +28,7 @@ class Barred:
     held_tokens: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Considered:
     """A decision with all that it was taken on."""
 
@@ -39,14 +39,20 @@ class Considered:
     """The one that holds the most first."""
     retry: bool
     """The request has failed elsewhere before."""
+    _reason: Reason | None = None
+    _survey: Survey | None = None
 
-    @cached_property
+    @property
     def reason(self) -> Reason:
-        return reason_for(self.decision, self.survey, retry=self.retry)
+        if self._reason is None:
+            self._reason = reason_for(self.decision, self.survey, retry=self.retry)
+        return self._reason
 
-    @cached_property
+    @property
     def survey(self) -> Survey:
-        return survey(self.request.tokens, self.candidates, self.decision.place)
+        if self._survey is None:
+            self._survey = survey_of(self.request.tokens, self.candidates, self.decision)
+        return self._survey
 
 
 class Router:

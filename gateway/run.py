@@ -6,8 +6,10 @@ import gc
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvloop
 from aiohttp import web
@@ -20,6 +22,8 @@ from gateway.errors import StartError
 from gateway.front import make_front, make_runner
 from gateway.keys import CLOCK, LIFECYCLE, LIVE
 from gateway.reload import RELOADER
+from gateway.served import ServedModel
+from gateway.siblings import Siblings
 from gateway.tenants.key_file import KeyFileError
 from gateway.wire import Wire
 from gateway.workers import Supervisor
@@ -35,6 +39,9 @@ LINGER_S = 2.0
 on one of them just now."""
 SWITCH_S = 0.001
 """For how long a thread that tokenises may keep the event loop waiting for the GIL; Python's own is 5 ms."""
+GC_THRESHOLDS = (10_000, 20, 20)
+"""Python's own, 700 new objects, is that of a few requests, whose traces stay for a while: they were gone through again
+and again, for a sixth of a request's CPU time."""
 SHUTDOWN_S = 2.0
 """After the grace time, for handlers to write their last event."""
 
@@ -61,6 +68,7 @@ def run(config: GatewayConfig, load: Load) -> None:
         if config.admin_port is not None:
             admin = listeners(config.admin_host, config.admin_port)
         admin_of = dict(zip(public, admin, strict=False))
+        siblings_of = dict(zip(public, _siblings(config.workers, stack), strict=True))
 
         def say_ready() -> None:
             if admin:
@@ -68,11 +76,9 @@ def run(config: GatewayConfig, load: Load) -> None:
             print(f"gateway ready on http://{_authority(config.host, public[0])}", flush=True)
 
         def serve_on(listener: socket.socket, on_ready: Callable[[], None]) -> None:
-            try:
-                text = ModelText.load(config.model, config.model_name)
-            except ModelFolderError as error:
-                raise StartError(f"--model: {error}") from error
-            uvloop.run(serve(config, text, Listeners(listener, admin_of.get(listener)), load, on_ready))
+            texts = [text_of(served) for served in config.served]
+            listeners = Listeners(listener, admin_of.get(listener), siblings_of[listener])
+            uvloop.run(serve(config, texts, listeners, load, on_ready))
 
         if config.workers == 1:
             serve_on(public[0], say_ready)
@@ -84,17 +90,35 @@ def run(config: GatewayConfig, load: Load) -> None:
 class Listeners:
     public: socket.socket
     admin: socket.socket | None = None
+    siblings: Siblings = field(default_factory=Siblings)
+
+
+def text_of(served: ServedModel) -> ModelText:
+    """Raises StartError."""
+    try:
+        return ModelText.load(served.folder, served.name)
+    except ModelFolderError as error:
+        raise StartError(f"--model: {served.name}: {error}") from error
+
+
+def _siblings(workers: int, stack: contextlib.ExitStack) -> list[Siblings]:
+    """Of each worker."""
+    if workers == 1:
+        return [Siblings()]
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ryokan-gateway-")))
+    sockets = tuple(folder / f"{number}.sock" for number in range(workers))
+    return [Siblings(sockets, number) for number in range(workers)]
 
 
 async def serve(
-    config: GatewayConfig, text: ModelText, listeners: Listeners, load: Load, on_ready: Callable[[], None]
+    config: GatewayConfig, texts: list[ModelText], listeners: Listeners, load: Load, on_ready: Callable[[], None]
 ) -> None:
     """Raises StartError where Redis can't be reached; once it could, its loss stops nothing."""
     if config.redis_url:
         await reach_redis(config)
     stop = stop_signal()
     try:
-        app = make_app(config, text, load=load)
+        app = make_app(config, texts, siblings=listeners.siblings, load=load)
     except (ConfigError, KeyFileError) as error:
         raise StartError(str(error)) from error
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app[RELOADER].ask)
@@ -103,11 +127,14 @@ async def serve(
     # NOTE: each full collection would go through all that is loaded by now, and hold the event loop for 30 ms or more.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_S)
     try:
         if listeners.admin is not None:
             app[LIVE].admin_port = listeners.admin.getsockname()[1]
             await web.SockSite(runner, listeners.admin).start()
+        if listeners.siblings.own is not None:
+            await web.UnixSite(runner, listeners.siblings.own).start()
         front = make_front(runner, connections_allowed())
         await front.listen(listeners.public)
         on_ready()

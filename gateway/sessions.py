@@ -12,7 +12,11 @@ MAX_LENGTH = 64
 
 def session_name(headers: Mapping[str, str], user: str | None) -> str:
     """Of a header, else the body's `user`, else nothing. A long one is hashed: it is kept in memory."""
-    given = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), user or "")
+    given = user or ""
+    for name in SESSION_HEADERS:
+        if headers.get(name):
+            given = headers[name]
+            break
     if len(given) <= MAX_LENGTH:
         return given
     # A header may hold bytes that are no UTF-8.

@@ -18,6 +18,7 @@ from gateway.addresses import DEFAULT_NETWORKS
 from gateway.admin_key import load_admin_key
 from gateway.config import MAX_WORKERS, MIB, ConfigError, GatewayConfig, Timeouts
 from gateway.index.prefix_index import MAX_BLOCKS
+from gateway.served import ServedModel
 from gateway.toml_place import toml_place
 from replica.protocol.signing import Signer
 
@@ -46,6 +47,15 @@ class PromptFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: Path
+
+
+class ModelSection(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    model: str
+    fleet: str | None = None
+    aliases: list[str] = Field(default_factory=list)
+    upstream: list[str] = Field(default_factory=list)
 
 
 class Settings(BaseModel):
@@ -131,9 +141,16 @@ class Settings(BaseModel):
     public_prompts: dict[str, str | PromptFile] = _about(
         "In the file only: system prompts by name that all tenants share, as text or { file = PATH }.", {}
     )
+    models: dict[str, ModelSection] = _about(
+        "In the file only: several models by the name that clients send, each with `model`, its own `fleet` (default: "
+        "its name), `aliases` and `upstream`s; in place of the settings of one.",
+        {},
+    )
 
 
-FILE_ONLY = ("public_prompts",)
+FILE_ONLY = ("public_prompts", "models")
+OF_ONE = ("model", "served_model_name", "tokenizer", "upstream", "fleet")
+"""What `models` stands in place of."""
 _STANDARD_VARIABLES = {"otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
 """What others call it, too."""
 ModelOf = Callable[[str | None], tuple[Path, str | None]]
@@ -156,16 +173,31 @@ def load(file: Path | None, flags: Mapping[str, Any], model_of: ModelOf = the_fo
         settings = Settings.model_validate(given | flags)
     except ValidationError as error:
         raise ConfigError(_explained(error, file, flags)) from None
-    folder, name = (settings.tokenizer, None) if settings.tokenizer is not None else model_of(settings.model)
+    name: str | None
+    models = tuple(_served(key, section, model_of) for key, section in settings.models.items())
+    if models:
+        for other in OF_ONE:
+            if other in settings.model_fields_set:
+                raise ConfigError(f"{other}: say it below [models.NAME], where there are several ([models.*])")
+        folder, name = models[0].folder, models[0].name
+    else:
+        folder, name = (settings.tokenizer, None) if settings.tokenizer is not None else model_of(settings.model)
     try:
-        return _config(settings, folder, name, file)
+        return _config(settings, folder, name, models, file)
     except ConfigError as error:
         about = str(error).split(maxsplit=1)[0].rstrip(":")
         where = f"settings file {file}: " if about in given and about not in flags else ""
         raise ConfigError(f"{where}{error}") from error
 
 
-def _config(settings: Settings, folder: Path, name: str | None, file: Path | None) -> GatewayConfig:
+def _served(name: str, section: ModelSection, model_of: ModelOf) -> ServedModel:
+    folder, _ = model_of(section.model)
+    return ServedModel(folder, name, section.fleet or name, tuple(section.aliases), tuple(section.upstream))
+
+
+def _config(
+    settings: Settings, folder: Path, name: str | None, models: tuple[ServedModel, ...], file: Path | None
+) -> GatewayConfig:
     base = file.parent if file is not None else Path()
     prompt_files = {
         key: base / prompt.file for key, prompt in settings.public_prompts.items() if isinstance(prompt, PromptFile)
@@ -176,6 +208,7 @@ def _config(settings: Settings, folder: Path, name: str | None, file: Path | Non
         model=folder,
         redis_url=settings.redis_url or "",
         upstreams=tuple(settings.upstream),
+        models=models,
         probe_interval_s=settings.probe_interval,
         model_name=settings.served_model_name or name,
         host=settings.host,

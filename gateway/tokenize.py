@@ -7,8 +7,9 @@ from aiohttp import web
 
 from gateway.bodies import read_body
 from gateway.errors import ModelNotFound
-from gateway.introspect import json_response, max_context, model_name
-from gateway.keys import CALLER, TEXT, TOKENIZER
+from gateway.introspect import json_response
+from gateway.keys import CALLER, CLOCK, POOLS
+from gateway.pools import Pool
 from replica.protocol.strict import RequestError, parse
 from replica.protocol.text import TemplateError
 from replica.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -19,32 +20,31 @@ _Request = TypeVar("_Request", TokenizeRequest, DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    parsed = await _parsed(request, TokenizeRequest)
-    limit = max_context(request.app)
+    parsed, pool = await _parsed(request, TokenizeRequest)
+    limit = pool.context_limit.at(request.app[CLOCK]())
 
     def work() -> dict[str, Any]:
         try:
-            return text_to_tokens(request.app[TEXT], parsed, limit)
+            return text_to_tokens(pool.text, parsed, limit)
         except TemplateError as error:
             raise RequestError(str(error), "messages") from error
 
-    return await _answer(request, work)
+    return await _answer(pool, work)
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    parsed = await _parsed(request, DetokenizeRequest)
-    return await _answer(request, lambda: tokens_to_text(request.app[TEXT], parsed))
+    parsed, pool = await _parsed(request, DetokenizeRequest)
+    return await _answer(pool, lambda: tokens_to_text(pool.text, parsed))
 
 
-async def _parsed(request: web.Request, kind: type[_Request]) -> _Request:
+async def _parsed(request: web.Request, kind: type[_Request]) -> tuple[_Request, Pool]:
     """Raises RequestError, ModelNotFound."""
     parsed = parse(kind, await read_body(request))
-    if parsed.model not in (None, model_name(request.app)):
-        raise ModelNotFound(f"the model {parsed.model!r} does not exist")
-    if not request[CALLER].may_use(model_name(request.app)):
+    pool = request.app[POOLS].of(parsed.model)
+    if not request[CALLER].may_use(pool.name):
         raise ModelNotFound("this key may not use the model")
-    return parsed
+    return parsed, pool
 
 
-async def _answer(request: web.Request, work: Callable[[], dict[str, Any]]) -> web.Response:
-    return json_response(await request.app[TOKENIZER].in_thread(work))
+async def _answer(pool: Pool, work: Callable[[], dict[str, Any]]) -> web.Response:
+    return json_response(await pool.tokenizer.in_thread(work))

@@ -1,29 +1,27 @@
 """Prompts to token ids and block hashes: what is remembered at once, the rest in threads, off the event loop.
 
-Special tokens cut text exactly, so each segment between two of them is tokenised once and remembered: a long shared
-system prompt or an earlier turn costs one look-up. Whether a tokenizer really cuts exactly is tried at start-up.
+A chat isn't rendered where its roles have been seen before (prompts/skeleton.py), and its segments aren't tokenised
+twice (prompts/segments.py).
 """
 
 import asyncio
 import functools
-import logging
-import re
-import sys
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gateway.prompts.memo import SegmentMemo
+from gateway.prompts.segments import Plan, SegmentEncoder
+from gateway.prompts.skeleton import SHAPES, Skeletons
+from gateway.prompts.token_ids import TokenIds
 from gateway.public_prompts import PublicPrompts, public_tokens
+from gateway.routing.native.library import the_library
 from replica.protocol.checks import check_length, check_tokens
-from replica.protocol.hashing import block_hashes, chain_of, namespace_hash
+from replica.protocol.hashing import BLOCK_SIZE, Fork, block_hashes, chain_of, namespace_hash
 from replica.protocol.openai import RequestError
 from replica.protocol.text import ModelText, TemplateError
-
-log = logging.getLogger(__name__)
 
 NAMESPACES = 4096
 """Salts whose hashes are remembered."""
@@ -33,146 +31,23 @@ INLINE_RENDERED = 64 << 10
 """Characters of messages that are rendered, and looked up by segment, on the event loop: 1 ms."""
 INLINE_NEW = 1024
 """Characters that are tokenised there: 0.5 ms, where going to a thread and back costs 0.2 ms and waits for a turn."""
-ENTRY_OVERHEAD = 200
-"""Bytes of the memo's own book-keeping for a segment."""
 
 _T = TypeVar("_T")
+_ZERO = array("Q", bytes(8))
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    tokens: list[int]
+    ids: TokenIds
+    length: int
     hashes: "array[int]"
     """Of 64 bits each, as the index takes them without converting."""
     public_tokens: int = 0
     """The first ones, which all tenants share; see public_prompts.py."""
 
-
-class SegmentMemo:
-    """Token ids by segment, least recently used first out, bounded by bytes. Safe to share between threads."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._entries: OrderedDict[str, array[int]] = OrderedDict()
-        self._lock = threading.Lock()
-
     @property
-    def bytes(self) -> int:
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, segment: str) -> "array[int] | None":
-        with self._lock:
-            ids = self._entries.get(segment)
-            if ids is not None:
-                self._entries.move_to_end(segment)
-            return ids
-
-    def put(self, segment: str, ids: "array[int]") -> None:
-        size = _entry_bytes(segment, ids)
-        if size > self._max_bytes:
-            return
-        with self._lock:
-            if segment in self._entries:
-                return
-            self._entries[segment] = ids
-            self._bytes += size
-            while self._bytes > self._max_bytes:
-                self._bytes -= _entry_bytes(*self._entries.popitem(last=False))
-
-
-def _entry_bytes(segment: str, ids: "array[int]") -> int:
-    return sys.getsizeof(segment) + len(ids) * ids.itemsize + ENTRY_OVERHEAD
-
-
-class SegmentEncoder:
-    """Rendered chat text to token ids, segment by segment."""
-
-    def __init__(self, text: ModelText, memo: SegmentMemo) -> None:
-        self._text = text
-        self._memo = memo
-        # Longest first: where one special token begins another, the tokenizer prefers the longer.
-        by_length = sorted(filter(None, text.special_tokens), key=len, reverse=True)
-        ids = {special: text.tokenizer.token_to_id(special) for special in by_length}
-        self._ids = {special: token for special, token in ids.items() if token is not None}
-        self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")") if self._ids else None
-        self.exact = self._is_exact()
-        if not self.exact:
-            log.warning("the tokenizer of %s doesn't split exactly at special tokens: no memo by segment", text.name)
-
-    def encode(self, rendered: str) -> list[int]:
-        return self._by_segment(rendered) if self.exact else self._text.encode_chat(rendered)
-
-    def encode_known(self, rendered: str, max_new: int) -> list[int] | None:
-        """The same, if no more than so many characters of it must be tokenised anew."""
-        if not self.exact:
-            return None
-        pieces = self._split.split(rendered) if self._split else [rendered]
-        tokens: list[int] = []
-        for piece in pieces:
-            if not piece:
-                continue
-            special = self._ids.get(piece)
-            if special is not None:
-                tokens.append(special)
-                continue
-            ids = self._memo.get(piece)
-            if ids is None:
-                max_new -= len(piece)
-                if max_new < 0:
-                    return None
-                ids = self._segment(piece)
-            tokens.extend(ids)
-        return tokens
-
-    def _by_segment(self, rendered: str) -> list[int]:
-        tokens: list[int] = []
-        pieces = self._split.split(rendered) if self._split else [rendered]
-        for piece in pieces:
-            special = self._ids.get(piece)
-            if special is not None:
-                tokens.append(special)
-            elif piece:
-                tokens.extend(self._segment(piece))
-        return tokens
-
-    def _segment(self, segment: str) -> "array[int]":
-        ids = self._memo.get(segment)
-        if ids is None:
-            ids = array("I", self._text.encode_chat(segment))
-            self._memo.put(segment, ids)
-        return ids
-
-    def _is_exact(self) -> bool:
-        return all(self._by_segment(sample) == self._text.encode_chat(sample) for sample in _corpus(self._ids))
-
-
-def _corpus(specials: Iterable[str]) -> list[str]:
-    """Texts on which tokenizers that don't cut exactly have been seen to differ."""
-    texts = [
-        "Hello",
-        " leading space",
-        "trailing space ",
-        "\n\nlines\n",
-        "  ",
-        "",
-        "naïve façade — “quotes”…",
-        "日本語のテキスト と 한국어",
-        "emoji 👩‍👩‍👧‍👦 🇫🇷 and e\u0301 combining",
-        "\u200b\ufeff\u00a0odd spaces\u3000",
-        "a" * 300,
-        "12345.678e-9 x=[1,2]; // code\tTab",
-    ]
-    specials = list(specials)
-    first = specials[0] if specials else ""
-    samples = list(texts)
-    for special in specials:
-        samples += [special + text + special for text in texts]
-        samples += [f"word{special} word {special}{special}{first}\n{special}"]
-    return samples
+    def tokens(self) -> list[int]:
+        return self.ids.tokens
 
 
 class PromptTokenizer:
@@ -183,6 +58,9 @@ class PromptTokenizer:
         self._namespace = functools.lru_cache(NAMESPACES)(self._namespace_of)
         self.memo = SegmentMemo(memo_bytes)
         self.encoder = SegmentEncoder(text, self.memo)
+        self._skeletons = Skeletons(text)
+        self._plans: dict[tuple[str, ...], Plan | None] = {}
+        self._library = the_library()
         self.public = PublicPrompts()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
 
@@ -193,13 +71,47 @@ class PromptTokenizer:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), salt: str | None = None
     ) -> Prompt:
         """Raises RequestError where the chat template refuses the messages."""
-        if sum([len(message["content"]) for message in messages]) > INLINE_RENDERED or tools:
-            return await self.in_thread(lambda: self._prompt(self.encoder.encode(self._render(messages, tools)), salt))
+        contents = [message["content"] for message in messages]
+        chars = sum(map(len, contents))
+        plan = None if tools else self._plan_of(messages)
+        if plan is not None and plan.chars + chars <= self._text.max_chars:
+            return await self._filled(plan, contents, chars, salt)
+        if chars > INLINE_RENDERED or tools:
+            return await self.in_thread(lambda: self._prompt(self.encoder.ids(self._render(messages, tools)), salt))
         rendered = self._render(messages, tools)
         known = self.encoder.encode_known(rendered, INLINE_NEW)
         if known is not None:
             return self._prompt(known, salt)
-        return await self.in_thread(lambda: self._prompt(self.encoder.encode(rendered), salt))
+        return await self.in_thread(lambda: self._prompt(self.encoder.ids(rendered), salt))
+
+    async def _filled(self, plan: Plan, contents: Sequence[str], chars: int, salt: str | None) -> Prompt:
+        """Without rendering."""
+        known = self.encoder.fill(plan, contents, INLINE_NEW) if chars <= INLINE_RENDERED else None
+        if known is not None:
+            return self._prompt(known, salt)
+
+        def work() -> Prompt:
+            ids = self.encoder.fill(plan, contents)
+            assert ids is not None
+            return self._prompt(ids, salt)
+
+        return await self.in_thread(work)
+
+    def _plan_of(self, messages: Sequence[dict[str, Any]]) -> Plan | None:
+        """Of messages that have nothing but a role and a content."""
+        for message in messages:
+            if len(message) != 2:
+                return None
+        roles = tuple([message["role"] for message in messages])
+        try:
+            return self._plans[roles]
+        except KeyError:
+            parts = self._skeletons.of(roles)
+            plan = None if parts is None else self.encoder.plan(parts)
+            if len(self._plans) >= SHAPES:
+                self._plans.clear()
+            self._plans[roles] = plan
+            return plan
 
     async def completion(self, prompt: str | list[int], salt: str | None = None) -> Prompt:
         """Raises RequestError for token ids outside the vocabulary."""
@@ -234,18 +146,28 @@ class PromptTokenizer:
         check_length(rendered, self._text, "messages")
         return rendered
 
-    def _encode_completion(self, prompt: str | list[int]) -> list[int]:
+    def _encode_completion(self, prompt: str | list[int]) -> TokenIds:
         if isinstance(prompt, str):
             check_length(prompt, self._text, "prompt")
-            return self._text.encode_plain(prompt)
+            return TokenIds.of(self._text.encode_plain(prompt))
         check_tokens(prompt, self._text.vocab_size, "prompt")
-        return prompt
+        return TokenIds.of(prompt)
 
-    def _prompt(self, tokens: list[int], salt: str | None) -> Prompt:
-        if not tokens:
+    def _prompt(self, ids: TokenIds, salt: str | None) -> Prompt:
+        if not ids.packed:
             raise RequestError("the prompt has no tokens", code="invalid_value")
-        public = 0 if salt is None else self.public.tokens_of(tokens)
-        return Prompt(tokens, array("Q", block_hashes(tokens, *chain_of(self._namespace, salt, public))), public)
+        public = 0 if salt is None else self.public.packed_tokens_of(ids.packed)
+        return Prompt(ids, len(ids), self._hashes(ids, *chain_of(self._namespace, salt, public)), public)
+
+    def _hashes(self, ids: TokenIds, namespace: int, fork: Fork | None) -> "array[int]":
+        library = self._library
+        if library is None:
+            return array("Q", block_hashes(ids.tokens, namespace, fork))
+        count = len(ids.packed) // 4
+        hashes = _ZERO * (count // BLOCK_SIZE)
+        block, tag = (-1, 0) if fork is None else (fork.block, int.from_bytes(fork.tag, "little"))
+        library.block_hashes(ids.packed, count, namespace, block, tag, hashes.buffer_info()[0])
+        return hashes
 
     def _namespace_of(self, salt: str | None) -> int:
         text = self._text

@@ -1,6 +1,8 @@
 """What happened to the last requests: their decisions, for /route/explain, and their timelines, for /trace."""
 
+import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,9 @@ MAX_ROWS = 64_000
 """Candidates over all kept decisions: on a fleet of 1,000 the last 64 requests are kept, not 1 million rows."""
 
 KV_SAMPLES = 10_000
+
+_ID_BYTES = 16
+_RANDOM_BYTES = 256 * _ID_BYTES
 
 
 @dataclass(slots=True)
@@ -77,15 +82,31 @@ class Trace:
 class Traces:
     """The last requests by id, bounded by number and by the size of their decisions."""
 
-    def __init__(self, max_requests: int = MAX_REQUESTS, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self,
+        max_requests: int = MAX_REQUESTS,
+        max_rows: int = MAX_ROWS,
+        randbytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
         self._max_requests = max_requests
         self._max_rows = max_rows
         self._traces: OrderedDict[str, Trace] = OrderedDict()
         self._rows: dict[str, int] = {}
         self._total_rows = 0
+        self._randbytes = randbytes
+        self._random, self._random_at = "", 0
 
     def __len__(self) -> int:
         return len(self._traces)
+
+    def fresh_id(self) -> str:
+        """Nobody's yet, and not to be guessed. Random bytes come many at a time: a system call for each costs more than
+        all that is done with them."""
+        if self._random_at == len(self._random):
+            self._random, self._random_at = self._randbytes(_RANDOM_BYTES).hex(), 0
+        begin = self._random_at
+        self._random_at = end = begin + 2 * _ID_BYTES
+        return self._random[begin:end]
 
     def begin(self, request_id: str, now: float) -> Trace:
         self._forget(request_id)

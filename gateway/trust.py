@@ -53,10 +53,12 @@ class Prediction:
         """Tokens, by whose error they are: `promised` by the digest and not there, `expected` by this gateway in vain,
         `unpromised` and there all the same."""
         came = self.came(delivered)
+        held, expected = self.held, self.expected
+        sure = came if came > held else held
         return {
-            "promised": max(0, self.held - came),
-            "expected": max(0, self.expected - max(came, self.held)),
-            "unpromised": max(0, came - self.expected),
+            "promised": held - came if held > came else 0,
+            "expected": expected - sure if expected > sure else 0,
+            "unpromised": came - expected if came > expected else 0,
         }
 
 

@@ -1,8 +1,8 @@
 """The HTTP side of replicas: the pool of connections, what statuses say about a replica, and the retry budget."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
@@ -89,6 +89,19 @@ def _failure(status: int) -> UpstreamError | None:
     return None
 
 
+class _LiveRequest:
+    __slots__ = ("_budget",)
+
+    def __init__(self, budget: "RetryBudget") -> None:
+        self._budget = budget
+
+    def __enter__(self) -> None:
+        self._budget.begin()
+
+    def __exit__(self, *exception: object) -> None:
+        self._budget.end()
+
+
 class RetryBudget:
     """Retries at any moment as a share of live requests. One over it waits, so a replica's death neither fails the
     requests that it held nor sends them to the others all at once."""
@@ -103,15 +116,16 @@ class RetryBudget:
     def limit(self) -> int:
         return max(1, int(self.share * self.live))
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Counts one live request."""
+    def request(self) -> "_LiveRequest":
+        """A context: counts one live request."""
+        return _LiveRequest(self)
+
+    def begin(self) -> None:
         self.live += 1
-        try:
-            yield
-        finally:
-            self.live -= 1
-            self._waiters.notify()
+
+    def end(self) -> None:
+        self.live -= 1
+        self._waiters.notify()
 
     async def take(self, deadline: float) -> ExitStack:
         """A slot for one retry, to be closed when its first byte is there. Raises RetryBudgetExhausted."""

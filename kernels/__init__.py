@@ -107,7 +107,7 @@ def draw(
     Temperature 0 takes the likeliest, of equals the first. Else softmax(logits / temperature) is cut in the order of
     logit, then id: to the first top_k (0: all), to those at least min_p times as likely as the first, and to the fewest
     that make up top_p of what is left. Its cumulative sum is inverted at the point: in that order, or by id where
-    nothing is cut. A logit of -inf is never drawn. Raises ValueError where a row has a NaN, +inf or only -inf.
+    nothing is cut. A logit of -inf is never drawn. -1 where a row has a NaN, +inf or only -inf.
     """
     return _chosen().draw(logits, temperature, top_k, top_p, min_p, points)
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 PAGE_SIZE = 16  # tokens in a page of the KV cache
-UNUSABLE_LOGITS = "logits of row {} hold NaN or +inf, or nothing but -inf"
 INT8_LAYOUT = 2  # goes up whenever pack_int8's bits change: packed weights are kept in files
 GROUP_SIZE = 64  # columns of a row that share a scale in int8; a row's last group may be shorter
 

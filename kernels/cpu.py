@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.base import GROUP_SIZE, UNUSABLE_LOGITS, Int8Weight, KVPages
+from kernels.base import GROUP_SIZE, Int8Weight, KVPages
 
 _POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
@@ -31,7 +31,6 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, argtypes in _SIGNATURES.items():
             getattr(library, name).argtypes = argtypes
-        library.draw.restype = _INT64
         self._library = library
         self._rope_write_kv = {"fp32": library.rope_write_kv, "int8": library.rope_write_kv_int8}
         self._paged_attention = {"fp32": library.paged_attention, "int8": library.paged_attention_int8}
@@ -111,7 +110,7 @@ class CpuKernels:
     ) -> Tensor:
         rows, n = logits.shape
         tokens = torch.empty(rows, dtype=torch.int64)
-        bad_row = self._library.draw(
+        self._library.draw(
             _pointer(logits, torch.float32, (rows, n)),
             _pointer(temperature, torch.float32, (rows,)),
             _pointer(top_k, torch.int32, (rows,)),
@@ -120,8 +119,6 @@ class CpuKernels:
             _pointer(points, torch.float64, (rows,)),
             tokens.data_ptr(), rows, n, self._num_threads,
         )  # fmt: skip
-        if bad_row >= 0:
-            raise ValueError(UNUSABLE_LOGITS.format(bad_row))
         return tokens
 
     def rope_write_kv(

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from replica.config import DEFAULT_MAX_RUNNING, ConfigError, EngineConfig, Eviction, Order, ReplicaConfig, TimingConfig
+from replica.config import ConfigError, EngineConfig, Eviction, Order, ReplicaConfig, TimingConfig
+from replica.device_config import DeviceConfig, device_config
 from replica.timing.flags import Engine, EngineKind, KvTokens, ProfileName, TimeScale, timing_config
 
 Model = Annotated[str, typer.Option(help="A folder in Hugging Face format, a hub name, or the default model's name.")]
@@ -14,14 +15,58 @@ ServedName = Annotated[str | None, typer.Option(help="The model name that client
 Threads = Annotated[
     int, typer.Option(help="Compute threads; over all replicas of a machine no more than it has cores.")
 ]
-KvMemory = Annotated[float | None, typer.Option(help="Memory for KV blocks. Default: a fifth of what is available.")]
+KvMemory = Annotated[
+    float | None,
+    typer.Option(
+        help="Memory for KV blocks. Default: a fifth of what is available; on a GPU all that --gpu-memory-utilization "
+        "leaves."
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu, cuda or cuda:N. auto takes a GPU where torch has one and neither --weights nor --kv int8 asks "
+        "for the CPU."
+    ),
+]
+Weights = Annotated[str | None, typer.Option(help="On a CPU: int8 (quick) or fp32 (the reference). Default: int8.")]
+Dtype = Annotated[str | None, typer.Option(help="On a GPU: bf16, fp16 or fp32. Default: bf16.")]
+Kv = Annotated[
+    str | None, typer.Option(help="KV cache: int8 or fp32 on a CPU, --dtype or fp8 on a GPU. Default: as the weights.")
+]
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(help="On a GPU: the share of its memory that weights, a step and KV blocks may take. Default: 0.9."),
+]
+DeviceKernels = Annotated[
+    str | None,
+    typer.Option(help="On a GPU: triton, torch (slow, the reference), or auto: triton where it runs. Default: auto."),
+]
+CudaGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--cuda-graphs/--no-cuda-graphs", help="On a GPU: decode steps are recorded once and replayed. Default: yes."
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        help="On a GPU: so many cards compute the model together, from cuda:0 of those visible, and are one replica. "
+        "Its heads, and those of K and V, must divide by it. Default: 1."
+    ),
+]
 StepTokens = Annotated[
     int | None,
-    typer.Option(help="Tokens computed in one step at most: longer steps, later tokens. Default: 256 for each thread."),
+    typer.Option(
+        help="Tokens computed in one step at most: longer steps, later tokens. Default: 256 for each thread, 8192 on a "
+        "GPU."
+    ),
 ]
 Running = Annotated[
     int | None,
-    typer.Option(help="Sequences computed side by side at most; fewer where KV memory is short. Default: 64."),
+    typer.Option(
+        help="Sequences computed side by side at most; fewer where KV memory is short. Default: 64, 256 on a GPU."
+    ),
 ]
 PrefillOrder = Annotated[
     Order,
@@ -78,8 +123,14 @@ def main(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
     url: Annotated[str | None, typer.Option(help="URL that gateways connect to. Default: http://HOST:PORT.")] = None,
-    weights: Annotated[str, typer.Option(help="int8 (quick) or fp32 (the reference).")] = "int8",
-    kv: Annotated[str | None, typer.Option(help="KV cache in int8 or fp32. Default: as the weights.")] = None,
+    device: Device = "auto",
+    weights: Weights = None,
+    dtype: Dtype = None,
+    kv: Kv = None,
+    gpu_memory_utilization: GpuMemory = None,
+    device_kernels: DeviceKernels = None,
+    cuda_graphs: CudaGraphs = None,
+    tensor_parallel: TensorParallel = None,
     threads: Threads = 1,
     kv_memory_gib: KvMemory = None,
     max_step_tokens: StepTokens = None,
@@ -100,6 +151,7 @@ def main(
     """Serve a model: prefill, decode, and a prefix cache whose digest the fleet's gateways read."""
     import asyncio
 
+    from replica.device.parallel.group import RankDied
     from replica.model.source import resolve_model
     from replica.protocol.listening import ListenError
     from replica.protocol.signing import FleetKeyError, Signer
@@ -110,37 +162,38 @@ def main(
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         timing = timing_config(engine, profile, kv_tokens, time_scale, kv_memory_gib)
+        where = "cpu" if timing is not None and device == "auto" else device
+        on_gpu = device_config(
+            where, weights, dtype, kv, gpu_memory_utilization, device_kernels, cuda_graphs, tensor_parallel
+        )
         folder, name = resolve_model(model, with_weights=timing is None)
         config = ReplicaConfig(
             folder=folder,
             model_name=served_model_name or name,
             **({"id": id} if id else {}),
-            host=host,
-            port=port,
-            advertised_url=url,
-            redis_url=redis_url,
-            fleet=fleet,
+            host=host, port=port, advertised_url=url, redis_url=redis_url, fleet=fleet,
             signer=Signer.load(fleet_key_file),
             max_waiting=max_waiting,
             max_waiting_tokens=max_waiting_tokens,
             drain_s=drain_s,
             engine=EngineConfig(
-                weights=weights,
-                kv=kv,
+                **_precision(weights, kv, on_gpu),
                 threads=threads,
                 kv_memory_bytes=None if kv_memory_gib is None else int(kv_memory_gib * 2**30),
-                order=order,
-                prefix_cache=prefix_cache,
-                eviction=eviction,
+                order=order, prefix_cache=prefix_cache, eviction=eviction,
                 **_step_limits(max_step_tokens, max_running, timing),
             ),
             timing=timing,
             otlp_endpoint=otlp_endpoint or None,
-        )
+        )  # fmt: skip
         raise typer.Exit(asyncio.run(run(config)))
-    except (ConfigError, FleetKeyError, ListenError, ModelFolderError, RedisUnreachable, IdTaken) as error:
+    except (ConfigError, FleetKeyError, ListenError, ModelFolderError, RankDied, RedisUnreachable, IdTaken) as error:
         typer.echo(f"ryokan replica: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+def _precision(weights: str | None, kv: str | None, on_gpu: DeviceConfig | None) -> dict[str, Any]:
+    return {"device": on_gpu} if on_gpu is not None else {"weights": weights or "int8", "kv": kv}
 
 
 def _step_limits(max_step_tokens: int | None, max_running: int | None, timing: TimingConfig | None) -> dict[str, Any]:
@@ -148,10 +201,7 @@ def _step_limits(max_step_tokens: int | None, max_running: int | None, timing: T
     if timing is not None:
         max_step_tokens = timing.profile.max_step_tokens if max_step_tokens is None else max_step_tokens
         max_running = timing.profile.max_running if max_running is None else max_running
-    return {
-        "max_step_tokens": max_step_tokens,
-        "max_running": DEFAULT_MAX_RUNNING if max_running is None else max_running,
-    }
+    return {"max_step_tokens": max_step_tokens, "max_running": max_running}
 
 
 if __name__ == "__main__":

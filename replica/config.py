@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from replica.config_error import ConfigError as ConfigError
+from replica.device_config import DeviceConfig
 from replica.profiles import Profile
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.protocol.otel import is_endpoint
@@ -15,11 +17,9 @@ from replica.protocol.redis_url import RedisUrlError, parse_redis_url
 from replica.protocol.signing import Signer
 
 _STEP_TOKENS_PER_THREAD = 256
-DEFAULT_MAX_RUNNING = 64
-
-
-class ConfigError(ValueError):
-    """A setting is wrong; the message names it."""
+_DEVICE_STEP_TOKENS = 8192
+_MAX_RUNNING = 64
+_DEVICE_MAX_RUNNING = 256
 
 
 class Order(StrEnum):
@@ -53,13 +53,16 @@ class EngineConfig:
     kv_memory_bytes: int | None = None
     """None: a fifth of the memory that is available at start."""
     max_step_tokens: int | None = None
-    """Tokens computed in one step; None: 256 for each compute thread. A step this long is what a decode may have to
-    wait for; on one CPU core larger steps hardly gain throughput."""
-    max_running: int = DEFAULT_MAX_RUNNING
-    """Sequences that hold pages at a time. Each decode takes a token of every step, so fewer than max_step_tokens."""
+    """Tokens computed in one step; None: 256 for each compute thread, 8,192 on a GPU. A step this long is what a decode
+    may have to wait for; on one CPU core larger steps hardly gain throughput."""
+    max_running: int | None = None
+    """Sequences that hold pages at a time; None: 64, 256 on a GPU. Each decode takes a token of every step, so fewer
+    than max_step_tokens."""
     order: Order = Order.SHORTEST
     prefix_cache: bool = True
     eviction: Eviction = Eviction.LRU
+    device: DeviceConfig | None = None
+    """None: the model is computed on the CPU, by `weights` and `kv`; else those are `device`'s."""
 
     def __post_init__(self) -> None:
         if self.weights not in ("int8", "fp32"):
@@ -71,11 +74,11 @@ class EngineConfig:
             raise ConfigError(f"threads: {self.threads} is not between 1 and this machine's {cores} cores")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes < 1:
             raise ConfigError("kv_memory_gib must be more than 0")
-        if self.max_running < 1:
+        if self.running < 1:
             raise ConfigError("max_running must be at least 1")
-        if self.step_tokens <= self.max_running:
+        if self.step_tokens <= self.running:
             raise ConfigError(
-                f"max_step_tokens: {self.step_tokens} leave no room for prompts beside {self.max_running} decodes "
+                f"max_step_tokens: {self.step_tokens} leave no room for prompts beside {self.running} decodes "
                 "(max_running)"
             )
         if self.order not in tuple(Order):
@@ -85,7 +88,15 @@ class EngineConfig:
 
     @property
     def step_tokens(self) -> int:
-        return _STEP_TOKENS_PER_THREAD * self.threads if self.max_step_tokens is None else self.max_step_tokens
+        if self.max_step_tokens is not None:
+            return self.max_step_tokens
+        return _STEP_TOKENS_PER_THREAD * self.threads if self.device is None else _DEVICE_STEP_TOKENS
+
+    @property
+    def running(self) -> int:
+        if self.max_running is not None:
+            return self.max_running
+        return _MAX_RUNNING if self.device is None else _DEVICE_MAX_RUNNING
 
     @property
     def kv_dtype(self) -> Literal["int8", "fp32"]:

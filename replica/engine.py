@@ -8,7 +8,7 @@ from replica.attention.batch import AttentionBatch, group_by_prefix
 from replica.cache.kv_pool import KVPool
 from replica.cache.manager import KVCache
 from replica.cost_model import CostModelFit
-from replica.engine_base import Clock, EngineBase
+from replica.engine_base import Clock, SteppingEngine
 from replica.logprobs import add_prompt_logprobs
 from replica.model.registry import Model
 from replica.protocol.records import CostModel
@@ -18,7 +18,7 @@ from replica.sequence import Chunk, Sequence
 from replica.step import Sampled, StepResult, StepWork
 
 
-class Engine(EngineBase):
+class Engine(SteppingEngine):
     def __init__(self, model: Model, pool: KVPool, cache: KVCache, limits: SchedulerLimits, clock: Clock) -> None:
         super().__init__(cache, limits, clock)
         self._model = model

@@ -27,10 +27,17 @@ from replica.protocol.strict import RequestError
 from replica.resume import resume_choices
 from replica.sequence import FinishReason
 from replica.serving import SERVING, Refused, Serving
-from replica.step import Output
+from replica.step import UNUSABLE_TOKEN, Output
 from replica.worker import EngineCrashed, RequestStream
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class LogitsFailed(EngineCrashed):
+    """Of one request: it goes the way of a crash, and can be tried elsewhere, while the engine serves the others."""
+
+    def __init__(self) -> None:
+        super().__init__("the model gave no usable logits for this request")
 
 
 class ConstraintFailed(RequestError):
@@ -131,7 +138,7 @@ class Answer:
             if choice.finish_reason is not None:
                 continue
             if output.finish_reason is FinishReason.ERROR:
-                raise ConstraintFailed
+                raise LogitsFailed if output.token == UNUSABLE_TOKEN else ConstraintFailed
             touched[choice.index] = choice
             if choice.push(output):
                 self._open -= 1

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable
 
@@ -59,9 +60,23 @@ async def run(config: ReplicaConfig) -> int:
     await _check_id(config, connect)
     text = ModelText.load(config.folder, config.model_name)
     built = await asyncio.to_thread(_build, config, text)
-    # Another may have taken the id meanwhile.
-    await _check_id(config, connect)
+    try:
+        # Another may have taken the id meanwhile.
+        await _check_id(config, connect)
+        return await _serve(config, text, built, connect, listener, url)
+    finally:
+        if built.companions is not None:
+            await asyncio.to_thread(built.companions.close)
 
+
+async def _serve(
+    config: ReplicaConfig,
+    text: ModelText,
+    built: BuiltEngine,
+    connect: Callable[[], Wire] | None,
+    listener: socket.socket,
+    url: str,
+) -> int:
     listeners = _Listeners()
     serving = _serving(config, text, built, listeners)
     publisher = _publisher(config, connect, serving, url, listeners)
@@ -71,6 +86,8 @@ async def run(config: ReplicaConfig) -> int:
     await web.SockSite(runner, listener).start()
     serving.worker.start()
     serving.spans.start()
+    if built.companions is not None:
+        built.companions.listen(serving.worker.fail)
     ticking = asyncio.create_task(serving.tick(time.monotonic))
     if publisher is not None:
         publisher.start()
@@ -173,7 +190,7 @@ def _heartbeat(serving: Serving, url: str, epoch: str, settings: EngineConfig, s
         load=status.load,
         load_age_s=max(0.0, time.monotonic() - status.at),
         order=settings.order,
-        max_running=settings.max_running,
+        max_running=settings.running,
         resumes=True,
         stalled_s=serving.stalled_s(time.monotonic()),
         **same,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import kernels
 from replica.logprobs import log_probabilities, token_logprobs
 from replica.sequence import Sequence
-from replica.step import Sampled
+from replica.step import UNUSABLE_TOKEN, Sampled
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED_BY_BYTE = np.where(_BITS, np.float32(0), np.float32(-np.inf))
@@ -27,7 +27,7 @@ _ADDED_BY_BYTE = np.where(_BITS, np.float32(0), np.float32(-np.inf))
 
 
 def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[Sampled]:
-    """logits [sequences, vocabulary] -> a token each. Changes the logits."""
+    """logits [sequences, vocabulary] -> a token each, UNUSABLE_TOKEN where there is none. Changes the logits."""
     asking = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
     raw = log_probabilities(logits[asking]) if asking else None
     for row, sequence in enumerate(sequences):
@@ -37,9 +37,10 @@ def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[Sample
     sampled = [Sampled(token) for token in tokens]
     if raw is not None:
         counts = [sequences[row].params.logprobs or 0 for row in asking]
-        reports = token_logprobs(raw, [tokens[row] for row in asking], counts)
+        reports = token_logprobs(raw, [max(0, tokens[row]) for row in asking], counts)
         for row, report in zip(asking, reports, strict=True):
-            sampled[row] = Sampled(tokens[row], report)
+            if tokens[row] != UNUSABLE_TOKEN:
+                sampled[row] = Sampled(tokens[row], report)
     return sampled
 
 
@@ -52,9 +53,7 @@ def uniform(seed: int, position: int) -> float:
 def _choose(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
     params = [sequence.params for sequence in sequences]
     if not any(one.temperature for one in params):
-        # Through numpy: 0.1 ms for 32 rows of 49,152 where torch takes 1.3.
-        greedy: list[int] = logits.numpy().argmax(-1).tolist()
-        return greedy
+        return _likeliest(logits.numpy())
     points = [uniform(sequence.params.seed, len(sequence.tokens)) for sequence in sequences]
     tokens: list[int] = kernels.draw(
         logits,
@@ -64,6 +63,14 @@ def _choose(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
         torch.tensor([one.min_p for one in params]),
         torch.tensor(points, dtype=torch.float64),
     ).tolist()
+    return tokens
+
+
+def _likeliest(logits: NDArray[np.float32]) -> list[int]:
+    # Through numpy: 0.1 ms for 32 rows of 49,152 where torch takes 1.3. It takes a NaN for the largest.
+    greedy = logits.argmax(-1)
+    usable = np.isfinite(logits[np.arange(len(logits)), greedy])
+    tokens: list[int] = np.where(usable, greedy, UNUSABLE_TOKEN).tolist()
     return tokens
 
 

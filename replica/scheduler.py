@@ -62,6 +62,10 @@ class Scheduler:
         return self._running
 
     @property
+    def _running_are_full(self) -> bool:
+        return any(sequence.is_full for sequence in self._running)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
@@ -72,14 +76,14 @@ class Scheduler:
         self._wait(sequence)
 
     def schedule(self) -> Batch:
-        """The chunks of the next step, with pages reserved for them. Empty only where nothing has work, or where all
-        that had something to compute was preempted."""
+        """The chunks of the next step, with pages reserved for them. Empty only where nothing has work, where all that
+        had something to compute was preempted, or where all that is left waits for its last token from the device."""
         displaced = self._make_way()
         decodes, preempted = self._decode()
         preempted = displaced + preempted
         budget = self._limits.max_step_tokens - len(decodes)
         prefills, deferred = self._prefill(budget, may_admit=not preempted)
-        assert decodes or prefills or preempted or not self.has_work
+        assert decodes or prefills or preempted or not self.has_work or self._running_are_full
         return Batch((*decodes, *prefills), tuple(preempted), deferred)
 
     def commit(self, batch: Batch) -> None:
@@ -155,7 +159,8 @@ class Scheduler:
         preempted: list[Sequence] = []
         place = self._urgency.place
         # The most urgent first, so that whoever is preempted has no chunk in this step yet.
-        for sequence in sorted((running for running in self._running if running.num_uncomputed == 1), key=place):
+        lacking = (running for running in self._running if running.num_uncomputed == 1 and not running.is_full)
+        for sequence in sorted(lacking, key=place):
             if len(chunks) == self._limits.max_step_tokens or sequence.state is not SequenceState.RUNNING:
                 break
             while not self._cache.reserve(sequence, len(sequence.tokens)):

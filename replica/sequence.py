@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from replica.cache.radix import Node
 
 _BLOCK_BYTES = 4 * BLOCK_SIZE
+_PLACEHOLDER = 0
 
 
 class SequenceState(StrEnum):
@@ -22,7 +23,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"
-    """The constraint gave up half-way: what was generated is no whole answer."""
+    """The constraint gave up half-way, or the model's logits are of no use: what was generated is no whole answer."""
 
 
 class ConstraintError(Exception):
@@ -116,6 +117,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """One for each prompt token by the time of the first output; None for the first, which follows nothing."""
     tokens: list[int] = field(default_factory=list)
+    num_pending: int = 0
+    """1: the last of `tokens` is a placeholder for one that is still on the device; see replica/device/launch.py."""
     packed: bytearray = field(default_factory=bytearray)
     hashes: list[int] = field(default_factory=list)
     """Of the prompt's whole blocks."""
@@ -146,7 +149,8 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - len(self.prompt)
+        """Tokens of the answer that are known."""
+        return len(self.tokens) - len(self.prompt) - self.num_pending
 
     @property
     def num_uncomputed(self) -> int:
@@ -154,7 +158,18 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return self.num_output > 0 and self.num_uncomputed == 1
+        return self.num_uncomputed == 1 and len(self.tokens) > len(self.prompt)
+
+    @property
+    def is_full(self) -> bool:
+        """The token on the device is the last one that it may have."""
+        return self.num_pending > 0 and self.num_output + self.num_pending >= self.params.max_tokens
+
+    @property
+    def forbids_end(self) -> bool:
+        """The next token may be none that ends the answer."""
+        params = self.params
+        return self.num_output + self.num_pending < params.min_tokens and bool(params.stop_token_ids)
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -169,6 +184,19 @@ class Sequence:
     def append(self, token: int) -> None:
         self.tokens.append(token)
         self.packed += pack_tokens([token])
+
+    def expect(self) -> None:
+        """A token that the device knows alone."""
+        assert self.num_pending == 0
+        self.append(_PLACEHOLDER)
+        self.num_pending = 1
+
+    def withdraw(self) -> None:
+        """The placeholder, since the token is known or won't be wanted."""
+        assert self.num_pending == 1
+        self.num_pending = 0
+        self.tokens.pop()
+        del self.packed[-4:]
 
     def finish_reason(self) -> FinishReason | None:
         """After a sampled token was appended."""

@@ -17,6 +17,13 @@ class StepWork:
     """Σ u·(n - u/2) over prefill chunks."""
     decoding: int
 
+    def __add__(self, other: "StepWork") -> "StepWork":
+        return StepWork(self.tokens + other.tokens, self.attention + other.attention, self.decoding + other.decoding)
+
+
+UNUSABLE_TOKEN = -1
+"""Sampled where logits hold NaN or +inf, or nothing but -inf."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -26,7 +33,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A new token of a sequence; the last one carries the reason."""
+    """A new token of a sequence; the last one carries the reason. Where that is ERROR there may be none: it is
+    UNUSABLE_TOKEN then."""
 
     sequence: Sequence
     token: int

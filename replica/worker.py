@@ -146,6 +146,10 @@ class EngineWorker:
         self._commands.put(halt)
         await asyncio.to_thread(self._thread.join)
 
+    def fail(self, message: str) -> None:
+        """As if the engine's thread had crashed, which may wait for ever for what has died. From any thread."""
+        self._loop.call_soon_threadsafe(self._report_crash, EngineCrashed(message))
+
     def submit(self, sequences: SequenceOf[Sequence]) -> RequestStream:
         """The caller gives the stream back by `close`, in `finally`. Raises EngineCrashed."""
         if self.crashed.is_set():
@@ -200,7 +204,7 @@ class EngineWorker:
         try:
             while self._running:
                 self._run_commands()
-                if self._running and self._engine.scheduler.has_work:
+                if self._running and self._engine.has_work:
                     self._moved_at = self._clock()
                     self._step()
                     self._steps += 1
@@ -210,7 +214,7 @@ class EngineWorker:
 
     def _run_commands(self) -> None:
         """Waits for a command only where there is nothing to compute."""
-        if not self._engine.scheduler.has_work:
+        if not self._engine.has_work:
             self._update_status(force=True)
             self._busy = False
             command = self._next_command_when_idle()

@@ -12,6 +12,7 @@ from replica.cache.kv_pool import KVPool
 from replica.cache.manager import CacheManager, KVCache
 from replica.cache.naive import NaiveCache
 from replica.engine import Engine
+from replica.engine_base import EngineBase
 from replica.model.registry import load_model
 from replica.scheduler import SchedulerLimits
 from replica.sequence import Chunk, SamplingParams, Sequence
@@ -36,7 +37,7 @@ def make_engine(
 
 
 def generate(
-    engine: Engine,
+    engine: EngineBase,
     prompts: list[list[int]],
     max_tokens: int = 16,
     on_step: Callable[[StepResult], None] = lambda step: None,
@@ -50,13 +51,13 @@ def generate(
 
 
 def run(
-    engine: Engine, sequences: list[Sequence], on_step: Callable[[StepResult], None] = lambda step: None
+    engine: EngineBase, sequences: list[Sequence], on_step: Callable[[StepResult], None] = lambda step: None
 ) -> dict[str, list[Output]]:
     """To their end, all at once; integrity is checked after every step. Outputs by the sequence's id."""
     outputs: dict[str, list[Output]] = {sequence.id: [] for sequence in sequences}
     for sequence in sequences:
         engine.add(sequence)
-    while engine.scheduler.has_work:
+    while engine.has_work:
         step = engine.step()
         on_step(step)
         for output in step.outputs:

@@ -30,11 +30,12 @@ INSIDERS = tuple(
         "eviction_bench",
         "simulate",
         "gateway_bench",
+        "gpu",
     )
 )
 """Where loadtest looks at a part from inside, and not only at the public HTTP API: programs that each wrap an engine,
-ours among them; the gateway's index and policies; the replica's prefix cache; and the simulator, which runs the pure
-parts in virtual time."""
+ours among them; the gateway's index and policies; the replica's prefix cache; the simulator, which runs the pure parts
+in virtual time; and the check of kernels and steps on a card."""
 
 
 def files(*patterns: str) -> list[Path]:
@@ -58,6 +59,7 @@ def every_file() -> list[Path]:
         "loadtest/routing_bench/*.py",
         "loadtest/eviction_bench/*.py",
         "loadtest/gateway_bench/*.py",
+        "loadtest/gpu/*.py",
     )
 
 
@@ -95,6 +97,7 @@ SIMULATE_MAY_USE += ("gateway.intents.outbox", "gateway.trust", "gateway.hold.de
         (["loadtest/**/*.py"], ("loadtest", "replica.protocol")),
         (["loadtest/engine_bench/contenders/*.py"], ("loadtest.engine_bench.contenders", "replica")),
         (["loadtest/simulate/*.py"], SIMULATE_MAY_USE),
+        (["loadtest/gpu/*.py"], ("loadtest", "replica", "kernels")),
         (["loadtest/index_bench/*.py"], ("loadtest", "gateway", "replica.protocol")),
         (["loadtest/routing_bench/*.py"], ("loadtest", "gateway", "replica.protocol", "replica.config")),
         (["loadtest/gateway_bench/*.py"], ("loadtest", "replica.protocol", "native")),
@@ -172,6 +175,7 @@ TORCH_FREE += [
     "deploy.cli",
     "loadtest.compare",
     "loadtest.engine_bench.run",
+    "loadtest.gpu_check",
     "loadtest.simulate.simulate",
     "loadtest.replay.run",
     "replica.profiles",
@@ -212,7 +216,7 @@ def test_broad_excepts_stand_only_at_the_outermost_edges() -> None:
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
         and not re_raises(node)
     }
-    assert broad == {"gateway/edge.py", "replica/worker.py"}
+    assert broad == {"gateway/edge.py", "loadtest/gpu/parts.py", "replica/worker.py"}
 
 
 def re_raises(handler: ast.ExceptHandler) -> bool:

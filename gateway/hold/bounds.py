@@ -18,18 +18,19 @@ class Bounds:
     def limit_tokens(self, candidates: Candidates) -> float | None:
         if self.max_tokens is not None:
             return self.max_tokens
-        return None if self.max_s is None else self.max_s * tokens_per_s(candidates)
+        return None if self.max_s is None else self.max_s * candidates.figures.tokens_per_s
 
     def overfull_s(self, candidates: Candidates, held: int, tokens: int) -> float:
         """In how many seconds there is room for so many more tokens; 0: there is. Where nothing waits, any prompt gets
         in."""
-        waiting = held + float(candidates.queue_tokens.sum())
+        figures = candidates.figures
+        waiting = held + figures.queued
         if waiting <= 0:
             return 0.0
         limit = self.limit_tokens(candidates)
         if limit is None:
             return 0.0
-        return max(0.0, min(waiting, waiting + tokens - limit) / tokens_per_s(candidates))
+        return max(0.0, min(waiting, waiting + tokens - limit) / figures.tokens_per_s)
 
     def exceeds_share(self, candidates: Candidates, shares: Shares, tenant: str, tokens: int) -> bool:
         """Of what may wait: a tenant that fills the queue is refused, and others still get in. All together may exceed
@@ -41,10 +42,3 @@ class Bounds:
 
 
 UNBOUNDED = Bounds()
-
-
-def tokens_per_s(candidates: Candidates) -> float:
-    """The fleet's, in full steps beside its decodes."""
-    c = candidates
-    step_s = c.c0 + c.c_dec * c.decoding
-    return float((1 / (c.c_lin + step_s / c.step_tokens)).sum())

@@ -18,7 +18,7 @@ from gateway.hold.room import WaitingRoom
 from gateway.hold.shares import Shares
 from gateway.router import Considered, Router
 from gateway.routing.candidates import Candidates
-from gateway.routing.hold import ALL, NOTHING, any_idle, binds_late, early_s, horizon_s
+from gateway.routing.hold import ALL, NOTHING, any_idle, binds_late, early_at, early_s, horizon_s
 from gateway.routing.wait import believed_wait_s, predicted_ttft_s
 from replica.protocol.hashing import BLOCK_SIZE
 
@@ -132,7 +132,7 @@ class FrontDesk:
         return not any_idle(raw) and self._early_s(guest, considered, raw, uncached) > 0
 
     def _early_s(self, guest: Guest, considered: Considered, raw: Candidates, uncached: int) -> float:
-        return float(early_s(raw, self._size(guest, raw, uncached))[considered.decision.place])
+        return early_at(raw, self._size(guest, raw, uncached), considered.decision.place)
 
     def _size(self, guest: Guest, raw: Candidates, uncached: int) -> float:
         """Where its tenant has had a full step more than another that waits, it passes nobody. Else it waits only

@@ -1,8 +1,7 @@
 """The front desk in an event loop: whoever is held sleeps until its turn, its deadline or its client's end."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
 
 from gateway.errors import DeadlinePassed, GatewayError, NoReplica
@@ -12,6 +11,19 @@ from gateway.metrics import Metrics
 
 LOOK_S = 0.25
 """Some changes come without any event, as when a replica's back-off ends."""
+
+
+class _Hosted:
+    __slots__ = ("_guest", "_reception")
+
+    def __init__(self, reception: "Reception", guest: Guest) -> None:
+        self._reception = reception
+        self._guest = guest
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None:
+        self._reception.leave(self._guest)
 
 
 class Reception:
@@ -31,13 +43,9 @@ class Reception:
         self._next_count_at = -inf
         """Of those that are stranded: it looks at everybody."""
 
-    @contextmanager
-    def hosting(self, guest: Guest) -> Iterator[None]:
-        """However it ends, nothing of it is left."""
-        try:
-            yield
-        finally:
-            self.leave(guest)
+    def hosting(self, guest: Guest) -> "_Hosted":
+        """A context: however it ends, nothing of it is left."""
+        return _Hosted(self, guest)
 
     def arrive(self, guest: Guest) -> bool:
         """See FrontDesk.arrive. Raises QueueFull or DeadlineOutOfReach."""
@@ -72,7 +80,7 @@ class Reception:
             del self._sleeping[guest]
             if guest.is_held or guest.considered is None:
                 self.desk.leave(guest, self._clock())
-            self._metrics.held(self.desk.room, guest.held_s)
+            self._metrics.left(guest.held_s)
             self.wake()
 
     def leave(self, guest: Guest) -> None:
@@ -105,7 +113,6 @@ class Reception:
             self._next_count_at = now + LOOK_S
             for stranded in self.desk.stranded(now, self.queue_s):
                 self._rouse(stranded, NoReplica(f"no replica is ready; waited {self.queue_s:g} s for one"))
-        self._metrics.held(self.desk.room)
         if self._sleeping:
             at = self.desk.next_at(now)
             self._plan(LOOK_S if at == inf else min(LOOK_S, at - now))

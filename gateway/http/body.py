@@ -78,6 +78,8 @@ class Chunked:
             start = data.find(b"\r\n", 0, 8) + 2
             if _SIZES.get(data[: start - 2], -1) == len(data) - start - 2:
                 return data[start:-2]
+            if (payload := _whole_chunks(data)) is not None:
+                return payload
         payload = self._feed(data)
         self._between = not (self._held or self._left or self._needs_line_end or self._in_trailers)
         return payload
@@ -138,3 +140,20 @@ class Chunked:
         if end and _TRAILERS.fullmatch(data, 0, end) is None:
             raise malformed("a trailer of the body is malformed")
         self.done, self.excess = True, data[end + len(END) :]
+
+
+def _whole_chunks(data: bytes) -> bytes | None:
+    """The payload of bytes that are nothing but short chunks: many events that came in one read. None: they aren't."""
+    pieces = []
+    at, size = 0, len(data)
+    while at < size:
+        start = data.find(b"\r\n", at, at + 8) + 2
+        length = _SIZES.get(data[at : start - 2]) if start > 2 else None
+        if length is None:
+            return None
+        end = start + length
+        if data[end : end + 2] != b"\r\n":
+            return None
+        pieces.append(data[start:end])
+        at = end + 2
+    return b"".join(pieces)

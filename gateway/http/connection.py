@@ -184,7 +184,8 @@ class ClientConnection(asyncio.Protocol, Timed):
     def _begin(self, head: RequestHead, rest: bytes) -> None:
         server = self._server
         if head.length is not None and head.length > server.limits.body:
-            raise HttpError(413, "body_too_large", f"the body may have {server.limits.body} bytes")
+            self._refuse(HttpError(413, "body_too_large", f"the body may have {server.limits.body} bytes"), head)
+            return
         self.deadline = NEVER
         exchange = self._exchange = LeanExchange(self, head, server.loop.time())
         self._phase = Phase.BODY
@@ -215,8 +216,8 @@ class ClientConnection(asyncio.Protocol, Timed):
         """What still comes of the request isn't read, so it is the last."""
         assert self._exchange is not None
         if self._exchange.task is None:
-            self._exchange = None
-            self._refuse(error)
+            head, self._exchange = self._exchange.head, None
+            self._refuse(error, head)
             return
         self._exchange.break_off(error)
         self._phase = Phase.SERVING
@@ -253,7 +254,7 @@ class ClientConnection(asyncio.Protocol, Timed):
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
 
-    def _refuse(self, error: HttpError) -> None:
+    def _refuse(self, error: HttpError, head: RequestHead | None = None) -> None:
         """A request that can't even be read. Nothing after it can be, either."""
         body = error_body(
             str(error),
@@ -261,7 +262,8 @@ class ClientConnection(asyncio.Protocol, Timed):
             code=error.code,
         )
         exchange = LeanExchange(self, RequestHead("GET", "/", "/", 1, {}, 0, False), 0.0)
-        exchange.send(error.status, _JSON, body)
+        more = {} if head is None else self._server.refusal_headers(head)
+        exchange.send(error.status, {**_JSON, **more}, body)
         self._server.refused(error)
         self._hang_up(whole=False)
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 
 from gateway.http.connection import ClientConnection
@@ -39,9 +39,11 @@ class LeanServer:
         handle: Callable[[Exchange], Awaitable[None]],
         guest: Callable[[], asyncio.Protocol],
         on_refused: Callable[[HttpError], None] = lambda error: None,
+        refusal_headers: Callable[[RequestHead], Mapping[str, str]] = lambda head: {},
     ) -> None:
         """`hot`: methods and paths that `handle` serves, which answers every error itself; `guest` makes a protocol
-        for one request of any other kind; `on_refused` is told of each that was no HTTP."""
+        for one request of any other kind; `on_refused` is told of each that was no HTTP, and
+        `refusal_headers` go with the answer to it where its head could be read."""
         self.limits = limits
         self.wheel = wheel
         self.loop = asyncio.get_running_loop()
@@ -51,6 +53,7 @@ class LeanServer:
         self.draining = False
         self._hot = hot
         self._on_refused = on_refused
+        self.refusal_headers = refusal_headers
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._listener: socket.socket | None = None

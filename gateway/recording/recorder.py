@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,6 +109,9 @@ class TraceWriter:
         return True
 
 
+_NOTHING = nullcontext()
+
+
 class Recorder:
     """What handlers see of it. Without a writer it does nothing."""
 
@@ -116,18 +119,18 @@ class Recorder:
         self._writer = writer
         self._clock = clock
 
-    @contextmanager
-    def recording(self, call: Call) -> Iterator[None]:
+    def recording(self, call: Call) -> AbstractContextManager[None]:
         """The request, until its answer has ended, however it ends."""
-        if self._writer is None:
-            yield
-            return
+        return _NOTHING if self._writer is None else self._recording(self._writer, call)
+
+    @contextmanager
+    def _recording(self, writer: TraceWriter, call: Call) -> Iterator[None]:
         ended = False
         try:
             yield
             ended = True
         finally:
-            self._writer.put(_entry(call, call.trace.answer, self._clock(), ended))
+            writer.put(_entry(call, call.trace.answer, self._clock(), ended))
 
 
 def _entry(call: Call, answer: AnswerCount, now: float, ended: bool) -> Entry:

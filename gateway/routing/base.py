@@ -17,7 +17,7 @@ class RouteRequest:
     """What the client calls the conversation, if anything."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Decision:
     """A choice and why. Terms are kept as columns: most decisions are never looked at again."""
 

@@ -6,7 +6,7 @@ once. Arrays are this module's to make and nobody's to write to.
 
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
@@ -61,6 +61,23 @@ _SIZE_COUNTS = ROWS.index("size_counts")
 _ZERO = array("d", (0.0,))
 
 
+class Figures(NamedTuple):
+    """Of all candidates together."""
+
+    deepest: int
+    """The most `matched_blocks`."""
+    owners: int
+    """How many replicas have so many."""
+    most_held: int
+    """The most `held_blocks`."""
+    queued: float
+    """`queue_tokens` of all."""
+    idle: int
+    """How many have none."""
+    tokens_per_s: float
+    """That they prefill, in full steps beside their decodes."""
+
+
 class Candidates:
     """A place for each replica in every column. All of them lie in one block of memory, a row a column, so that native
     code takes one pointer."""
@@ -108,10 +125,10 @@ class Candidates:
         ids: tuple[str, ...],
         memory: "array[float]",
         library: "Library | None",
-        figures: tuple[int, int, int] | None = None,
+        figures: Figures | None = None,
     ) -> None:
         """`memory`: ROWS of as many numbers as there are ids, one after the other. `library`: None where native code
-        isn't to be used on it. `figures`: `deepest`, `owners` and `most_held`, where they are known."""
+        isn't to be used on it. `figures`: where they are known."""
         self._figures = figures
         self.ids = ids
         self.memory = memory
@@ -172,24 +189,29 @@ class Candidates:
 
     @property
     def deepest(self) -> int:
-        """The most `matched_blocks`."""
-        return self._seen()[0]
+        return self.figures.deepest
 
     @property
     def owners(self) -> int:
-        """How many replicas have so many."""
-        return self._seen()[1]
+        return self.figures.owners
 
     @property
     def most_held(self) -> int:
-        """The most `held_blocks`."""
-        return self._seen()[2]
+        return self.figures.most_held
 
-    def _seen(self) -> tuple[int, int, int]:
+    @property
+    def figures(self) -> Figures:
         if self._figures is None:
-            deepest = self.matched_blocks.max()
-            owners = int(np.count_nonzero(self.matched_blocks == deepest))
-            self._figures = int(deepest), owners, int(self.held_blocks.max())
+            deepest, queue = self.matched_blocks.max(), self.queue_tokens
+            step_s = self.c0 + self.c_dec * self.decoding
+            self._figures = Figures(
+                int(deepest),
+                int(np.count_nonzero(self.matched_blocks == deepest)),
+                int(self.held_blocks.max()),
+                float(queue.sum()),
+                int(np.count_nonzero(queue == 0)),
+                float((1 / np.maximum(1e-12, self.c_lin + step_s / np.maximum(1.0, self.step_tokens))).sum()),
+            )
         return self._figures
 
     def cached_tokens(self, tokens: int) -> Floats:

@@ -55,5 +55,14 @@ def early_s(candidates: Candidates, size: Floats | float) -> Floats:
     return np.where((queue <= 0) | (sizes <= NOTHING) | (lacks_kv & (sizes < ALL)), -np.inf, early)
 
 
+def early_at(candidates: Candidates, size: float, place: int) -> float:
+    """`early_s` of one of them."""
+    library = candidates.library
+    if library is not None:
+        early: float = library.early(candidates.address, len(candidates.ids), size, place)
+        return early
+    return float(early_s(candidates, size)[place])
+
+
 def any_idle(candidates: Candidates) -> bool:
-    return not candidates.queue_tokens.all()
+    return candidates.figures.idle > 0

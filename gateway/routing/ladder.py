@@ -71,13 +71,15 @@ def climb(known: Known, delivered: int) -> Ladder:
     resident = max(known.resident, usable)
     credited = max(known.computed, resident)
     computed = max(credited, known.computed_without_credit)
-    losses = {
-        "fingerprint": computed - credited,
-        "evicted": credited - resident,
-        known.barrier: resident - usable,
-        str(known.left_for): usable - predicted,
-        "stale": predicted - delivered,
-    }
+    losses: dict[str, int] = {}
+    if computed > delivered:
+        losses = {
+            "fingerprint": computed - credited,
+            "evicted": credited - resident,
+            known.barrier: resident - usable,
+            known.left_for.value: usable - predicted,
+            "stale": predicted - delivered,
+        }
     return Ladder(
         computed=computed,
         resident=resident,

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gateway.routing.base import Decision
 from gateway.routing.candidates import Candidates, Floats, Mask
 from gateway.routing.native.library import SURVEY
+from gateway.routing.native.ttft import NativeTerms
 from gateway.routing.wait import believed_wait_s, wait_s
 
 _ZERO = array("d", bytes(8))
@@ -42,6 +44,17 @@ def survey(tokens: int, candidates: Candidates, place: int) -> Survey:
         return _survey(tokens, candidates, place)
     found = _ZERO * len(SURVEY)
     library.survey(candidates.address, len(candidates.ids), tokens, place, found.buffer_info()[0])
+    return _read(found)
+
+
+def survey_of(tokens: int, candidates: Candidates, decision: Decision) -> Survey:
+    """The same of a decision: native code has made it along with that."""
+    columns = decision.columns
+    found = columns.survey_of(candidates) if isinstance(columns, NativeTerms) else None
+    return survey(tokens, candidates, decision.place) if found is None else _read(found)
+
+
+def _read(found: "array[float]") -> Survey:
     mine_s, most_cached, my_cached, cached, cached_s, most_held, held, held_s, other, other_s = found
     return Survey(
         mine_s,

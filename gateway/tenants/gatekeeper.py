@@ -1,7 +1,7 @@
 """Who is asking, and whether they may now. One look-up by the key's hash, on a set that is replaced as a whole."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from gateway.dispatch import Call
 from gateway.errors import GatewayError, UnknownKey
@@ -9,6 +9,8 @@ from gateway.recording.answer import AnswerCount
 from gateway.tenants.caller import ANONYMOUS, Caller
 from gateway.tenants.key_file import KeySet
 from gateway.tenants.meter import Meter, Usage
+
+_NOTHING = nullcontext()
 
 
 class Gatekeeper:
@@ -31,22 +33,17 @@ class Gatekeeper:
             raise UnknownKey("the API key is unknown")
         return caller
 
-    @contextmanager
-    def admitted(self, caller: Caller) -> Iterator[Usage]:
+    def admitted(self, caller: Caller) -> Usage:
         """A request, from its headers to its end. Raises ConcurrencyLimit, RequestRateLimit."""
-        usage = self.meter.begin(caller, self._clock())
-        try:
-            yield usage
-        finally:
-            usage.close()
+        return self.meter.begin(caller, self._clock())
 
-    @contextmanager
-    def metered(self, usage: Usage, call: Call) -> Iterator[None]:
+    def metered(self, usage: Usage, call: Call) -> AbstractContextManager[None]:
         """Pays for the prompt at once, and for the answer as `call.trace.answer` sees it. What failed before any of it
         reached the client costs nothing. Raises TokenRateLimit."""
-        if not usage.is_metered:
-            yield
-            return
+        return self._metered(usage, call) if usage.is_metered else _NOTHING
+
+    @contextmanager
+    def _metered(self, usage: Usage, call: Call) -> Iterator[None]:
         usage.admit(call.prompt.tokens, self._clock())
         answer = call.trace.answer = MeteredAnswer(usage, self._clock)
         try:

@@ -46,12 +46,18 @@ def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucke
 
 
 class Usage:
-    """Of one request. Close it in `finally`."""
+    """Of one request, which it is the context of; else close it in `finally`."""
 
     def __init__(self, accounts: Mapping[str, Account]) -> None:
         self._accounts = accounts
         self._open = True
         self.charged = 0
+
+    def __enter__(self) -> "Usage":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def is_metered(self) -> bool:
@@ -104,6 +110,8 @@ class Meter:
 
     def begin(self, caller: Caller, now: float) -> Usage:
         """Raises ConcurrencyLimit or RequestRateLimit, and has counted nothing then."""
+        if not caller.limits:
+            return Usage({})
         accounts = {whose: self._account(whose, limits, now) for whose, limits in caller.limits.items()}
         for whose, account in accounts.items():
             _check(whose, account, now)

@@ -261,10 +261,9 @@ private:
 
 }  // namespace
 
-// -1, or the first row without a finite logit or with one that is NaN or +inf; what is drawn then isn't to be used.
-extern "C" int64_t draw(const float* logits, const float* temperature, const int32_t* top_k, const float* top_p,
-                        const float* min_p, const double* points, int64_t* tokens, int64_t rows, int64_t n,
-                        int threads) {
+// -1 for a row without a finite logit, or with one that is NaN or +inf.
+extern "C" void draw(const float* logits, const float* temperature, const int32_t* top_k, const float* top_p,
+                     const float* min_p, const double* points, int64_t* tokens, int64_t rows, int64_t n, int threads) {
     on_threads(int(std::min<int64_t>(threads, std::max<int64_t>(rows, 1))), [&] {
         Sampler sampler(n);
 #pragma omp for schedule(dynamic)
@@ -272,6 +271,4 @@ extern "C" int64_t draw(const float* logits, const float* temperature, const int
             tokens[row] =
                 sampler.draw(logits + row * n, {temperature[row], top_k[row], top_p[row], min_p[row], points[row]});
     });
-    const int64_t* bad = std::find(tokens, tokens + rows, -1);
-    return bad == tokens + rows ? -1 : bad - tokens;
 }

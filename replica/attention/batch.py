@@ -2,12 +2,43 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
+import kernels
 from replica.protocol.hashing import BLOCK_SIZE
 from replica.sequence import Chunk
+
+KV = TypeVar("KV")
+"""One layer's KV cache."""
+_KVIn = TypeVar("_KVIn", contravariant=True)
+_KVOut = TypeVar("_KVOut", covariant=True)
+
+
+class Attention(Protocol[_KVIn]):
+    """What a decoder needs of a step: attention, wherever and however it is computed."""
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: _KVIn,
+        num_q_heads: int,
+        scale: float,
+        window: int,
+    ) -> torch.Tensor:
+        """Rotates q and k of qkv [rows, (Hq + 2 Hkv) D], writes k and v, attends: [rows, Hq, D]."""
+        ...
+
+
+class Layers(Protocol[_KVOut]):
+    """A KV pool as a decoder sees it."""
+
+    @property
+    def layers(self) -> tuple[_KVOut, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +73,19 @@ class AttentionBatch:
             row_len=torch.from_numpy(positions + 1),
             page_table=torch.from_numpy(page_table),
         )
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: kernels.KVPages,
+        num_q_heads: int,
+        scale: float,
+        window: int,
+    ) -> torch.Tensor:
+        q = kernels.rope_write_kv(qkv, cos, sin, self.positions, self.slots, kv, num_q_heads)
+        return kernels.paged_attention(q, kv, self.page_table, self.row_seq, self.row_len, scale, window)
 
 
 def group_by_prefix(chunks: SequenceOf[Chunk]) -> list[Chunk]:

@@ -1,7 +1,8 @@
 """The decoder that Llama and its kin share: pre-norm, rotary positions, grouped-query attention, SwiGLU.
 
 What an architecture does besides is data (`Variant`), given by its own file: `llama.py`, `mistral.py`, `qwen2.py`,
-`qwen3.py`.
+`qwen3.py`. Where it is computed is for others to say: the weights, the elementwise kernels (`Ops`) and attention (a
+step's batch) are handed in.
 """
 
 import math
@@ -13,14 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import kernels
 from kernels.base import MAX_HEAD_DIM
-from replica.attention.batch import AttentionBatch
-from replica.cache.kv_pool import KVPool
+from replica.attention.batch import KV, Attention, Layers
 from replica.model.config import HEAD_DIM_STEP, ConfigFields, ModelConfig, architecture_of
 from replica.model.layers import Int8Linear, Linear, make_mlp
+from replica.model.ops import CPU_OPS, Ops
 from replica.model.rope import rotary_tables
-from replica.model.weights import Weights
+from replica.model.weights import Split, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,54 +92,59 @@ class DecoderLayer:
     window: int
 
     @classmethod
-    def load(cls, weights: Weights, index: int, variant: Variant) -> "DecoderLayer":
+    def load(cls, weights: Weights, index: int, variant: Variant, ops: Ops) -> "DecoderLayer":
         def full(name: str) -> str:
             return f"model.layers.{index}.{name}"
 
         def tensor(name: str) -> torch.Tensor:
             return weights.load(full(name))
 
-        def linear(parts: list[str], has_bias: bool) -> Linear:
-            bias = torch.cat([tensor(f"{part}.bias") for part in parts]) if has_bias else None
-            return weights.linear([full(f"{part}.weight") for part in parts], bias)
+        def linear(parts: list[str], has_bias: bool, split: Split) -> Linear:
+            # Where products are summed over ranks, the bias is added once, to the sum.
+            of_bias = Split.ROWS if split is Split.ROWS else Split.NONE
+            bias = torch.cat([weights.load(full(f"{part}.bias"), of_bias) for part in parts]) if has_bias else None
+            return weights.linear([full(f"{part}.weight") for part in parts], bias, split)
 
         return cls(
             attention_norm=tensor("input_layernorm.weight"),
-            qkv=linear([f"self_attn.{part}_proj" for part in "qkv"], variant.qkv_bias),
+            qkv=linear([f"self_attn.{part}_proj" for part in "qkv"], variant.qkv_bias, Split.ROWS),
             q_norm=tensor("self_attn.q_norm.weight") if variant.qk_norm else None,
             k_norm=tensor("self_attn.k_norm.weight") if variant.qk_norm else None,
-            output=linear(["self_attn.o_proj"], variant.output_bias),
+            output=linear(["self_attn.o_proj"], variant.output_bias, Split.COLUMNS),
             mlp_norm=tensor("post_attention_layernorm.weight"),
             mlp=make_mlp(
-                linear(["mlp.gate_proj", "mlp.up_proj"], variant.mlp_bias),
-                linear(["mlp.down_proj"], variant.mlp_bias),
+                linear(["mlp.gate_proj", "mlp.up_proj"], variant.mlp_bias, Split.ROWS),
+                linear(["mlp.down_proj"], variant.mlp_bias, Split.COLUMNS),
+                ops.silu_mul,
             ),
             window=variant.windows[index] if variant.windows else 0,
         )
 
 
 class Decoder:
-    def __init__(self, config: DecoderConfig, fields: ConfigFields, weights: Weights) -> None:
+    def __init__(self, config: DecoderConfig, fields: ConfigFields, weights: Weights, ops: Ops = CPU_OPS) -> None:
         """Raises ModelFolderError where a weight is missing."""
         self._config = config
+        self._ops = ops
         model = config.model
-        self._cos, self._sin = rotary_tables(fields, model.head_dim, model.max_context)
-        self._layers = [DecoderLayer.load(weights, index, config.variant) for index in range(model.num_layers)]
+        self._layers = [DecoderLayer.load(weights, index, config.variant, ops) for index in range(model.num_layers)]
         self._norm = weights.load("model.norm.weight")
+        cos, sin = rotary_tables(fields, model.head_dim, model.max_context)
+        self._cos, self._sin = cos.to(self._norm.device), sin.to(self._norm.device)
         head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
-        self._head = weights.linear([f"{head}.weight"])
+        self._head = weights.linear([f"{head}.weight"], None, Split.VOCABULARY)
         if config.tied_embeddings and isinstance(self._head, Int8Linear):
             # The head's own rows: a copy in fp32 would be the largest part of the model.
             self._embed: Callable[[torch.Tensor], torch.Tensor] = self._head.weight.rows
         else:
             self._embed = partial(F.embedding, weight=weights.load("model.embed_tokens.weight"))
 
-    def forward(self, tokens: torch.Tensor, batch: AttentionBatch, pool: KVPool) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, batch: Attention[KV], pool: Layers[KV]) -> torch.Tensor:
         """tokens [rows], int64 -> hidden states [rows, hidden]; K and V of all rows are written to the pool."""
         residual = self._embed(tokens)
-        normed = kernels.rms_norm(residual, self._layers[0].attention_norm, self._config.rms_norm_eps)
+        normed = self._ops.rms_norm(residual, self._layers[0].attention_norm, self._config.rms_norm_eps)
         for index, layer in enumerate(self._layers):
-            attended = self._attention(index, layer, layer.qkv(normed), batch, pool)
+            attended = self._attention(layer, layer.qkv(normed), batch, pool.layers[index])
             normed = self._add_norm(layer.output(attended), residual, layer.mlp_norm)
             last = index == len(self._layers) - 1
             norm = self._norm if last else self._layers[index + 1].attention_norm
@@ -150,24 +155,15 @@ class Decoder:
         """hidden [rows, hidden] -> [rows, vocabulary]."""
         return self._head(hidden)
 
-    def _attention(
-        self, index: int, layer: DecoderLayer, qkv: torch.Tensor, batch: AttentionBatch, pool: KVPool
-    ) -> torch.Tensor:
+    def _attention(self, layer: DecoderLayer, qkv: torch.Tensor, batch: Attention[KV], kv: KV) -> torch.Tensor:
+        config = self._config
         if layer.q_norm is not None and layer.k_norm is not None:
-            self._norm_heads(qkv, layer.q_norm, layer.k_norm)
-        kv = pool.layers[index]
-        q = kernels.rope_write_kv(qkv, self._cos, self._sin, batch.positions, batch.slots, kv, self._config.num_heads)
-        scale = 1 / math.sqrt(self._config.model.head_dim)
-        attended = kernels.paged_attention(q, kv, batch.page_table, batch.row_seq, batch.row_len, scale, layer.window)
+            num_kv = config.model.num_kv_heads
+            self._ops.norm_heads(qkv, layer.q_norm, layer.k_norm, config.rms_norm_eps, config.num_heads, num_kv)
+        scale = 1 / math.sqrt(config.model.head_dim)
+        attended = batch.attend(qkv, self._cos, self._sin, kv, config.num_heads, scale, layer.window)
         return attended.view(len(attended), -1)
-
-    def _norm_heads(self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor) -> None:
-        """In place."""
-        dim, num_q, num_kv = self._config.model.head_dim, self._config.num_heads, self._config.model.num_kv_heads
-        heads = qkv.view(len(qkv), -1, dim)
-        for part, weight in ((heads[:, :num_q], q_norm), (heads[:, num_q : num_q + num_kv], k_norm)):
-            part.copy_(kernels.rms_norm(part.reshape(-1, dim), weight, self._config.rms_norm_eps).view(part.shape))
 
     def _add_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Adds x to the residual stream in place and normalises it."""
-        return kernels.add_rms_norm(x, residual, weight, self._config.rms_norm_eps)
+        return self._ops.add_rms_norm(x, residual, weight, self._config.rms_norm_eps)

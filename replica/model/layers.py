@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import kernels
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-"""x [tokens, in] -> [tokens, out], fp32."""
+"""x [tokens, in] -> [tokens, out]; fp32 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ def make_linear(weight: torch.Tensor, int8: bool, bias: torch.Tensor | None = No
     return lambda x: F.linear(x, weight, bias)
 
 
-def make_mlp(gate_up: Linear, down: Linear) -> Linear:
+def make_mlp(gate_up: Linear, down: Linear, silu_mul: Callable[[torch.Tensor], torch.Tensor]) -> Linear:
     """SwiGLU: down(silu(gate) * up)."""
     if isinstance(gate_up, Int8Linear) and isinstance(down, Int8Linear) and gate_up.bias is None and down.bias is None:
         return partial(kernels.mlp_int8, gate_up=gate_up.weight, down=down.weight)
-    return lambda x: down(kernels.silu_mul(gate_up(x)))
+    return lambda x: down(silu_mul(gate_up(x)))

@@ -26,7 +26,7 @@ import torch
 import kernels
 from replica.model.layers import Int8Linear, Linear
 from replica.model.source import cache_folder
-from replica.model.weights import WeightFiles, Weights
+from replica.model.weights import Split, WeightFiles, Weights
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"RYPACKED"
@@ -83,10 +83,10 @@ class PackedWeights:
         # Private: written to, a page would be copied; the file never changes.
         self._bytes = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[start:]
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, split: Split = Split.NONE) -> torch.Tensor:
         return self._tensor(name) if name in self._tensors else self._files.load(name)
 
-    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None, split: Split = Split.NONE) -> Linear:
         """Raises PackedFileError where these weights haven't been packed together."""
         key = _linear_key(names)
         if key not in self._sizes:
@@ -108,13 +108,13 @@ class Recorder:
         self.tensors: dict[str, torch.Tensor] = {}
         self.sizes: dict[str, list[int]] = {}
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, split: Split = Split.NONE) -> torch.Tensor:
         stored = self._files.load_stored(name)
         if stored.dtype == torch.float32:
             return stored.contiguous()
         return self.tensors.setdefault(name, stored.float().contiguous())
 
-    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None, split: Split = Split.NONE) -> Linear:
         key, packed = _linear_key(names), kernels.pack_int8(self._files.load_rows(names))
         self.tensors |= {f"{key}/data": packed.data, f"{key}/scale": packed.scale}
         self.sizes[key] = [packed.n, packed.k]

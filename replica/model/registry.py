@@ -30,10 +30,20 @@ _ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+def own_architecture(fields: ConfigFields) -> tuple[str, Architecture | None]:
+    """The name of a config's architecture, and our own code for it if there is any. Raises ModelFolderError."""
+    name = architecture_of(fields)
+    return name, _ARCHITECTURES.get(name)
+
+
+def own_names() -> list[str]:
+    return list(_ARCHITECTURES)
+
+
 def load_model(folder: Path, int8: bool) -> tuple[ModelConfig, Model]:
     """Our own code where we have the architecture, else transformers' with our attention. Raises ModelFolderError."""
     fields = ConfigFields.load(folder)
-    architecture = _ARCHITECTURES.get(architecture_of(fields))
+    architecture = own_architecture(fields)[1]
     if architecture is None:
         # Only now: importing transformers takes seconds.
         from replica.model.fallback import load_fallback

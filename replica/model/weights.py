@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
@@ -12,15 +13,29 @@ from replica.model.layers import Linear, make_linear
 from replica.protocol.text import ModelFolderError
 
 
+class Split(Enum):
+    """How ranks that compute one model together (tensor parallelism) share a weight. Alone, one has all of it."""
+
+    NONE = auto()
+    """Each has all of it."""
+    ROWS = auto()
+    """Each has its share of each weight's rows: a linear map's outputs, its own heads or hidden units, stay apart."""
+    COLUMNS = auto()
+    """Each has its share of the columns: what comes in is its own, and the products are summed over all ranks."""
+    VOCABULARY = auto()
+    """Each has its share of the rows, and the outputs of all ranks are put side by side."""
+
+
 class Weights(Protocol):
     """What an architecture is built from. It asks by name and learns neither the format nor the precision."""
 
-    def load(self, name: str) -> torch.Tensor:
-        """fp32. Raises ModelFolderError."""
+    def load(self, name: str, split: Split = Split.NONE) -> torch.Tensor:
+        """fp32 on a CPU. Raises ModelFolderError."""
         ...
 
-    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear:
-        """Of these weights' rows, one weight's below the other's. Raises ModelFolderError."""
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None, split: Split = Split.NONE) -> Linear:
+        """Of these weights' rows, one weight's below the other's. The bias is as the outputs are. Raises
+        ModelFolderError."""
         ...
 
 
@@ -44,18 +59,22 @@ class WeightFiles:
     def files(self) -> list[Path]:
         return [self.folder / name for name in sorted(set(self._file_of.values()))]
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, split: Split = Split.NONE) -> torch.Tensor:
         return self.load_stored(name).float().contiguous()
 
     def load_stored(self, name: str) -> torch.Tensor:
         """As the file has it. Raises ModelFolderError."""
-        if name not in self._file_of:
-            raise ModelFolderError(f"{self.folder} has no weight {name}")
-        with safe_open(self.folder / self._file_of[name], framework="pt") as file:
+        with safe_open(self.path_of(name), framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
-    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear:
+    def path_of(self, name: str) -> Path:
+        """The file that holds it. Raises ModelFolderError."""
+        if name not in self._file_of:
+            raise ModelFolderError(f"{self.folder} has no weight {name}")
+        return self.folder / self._file_of[name]
+
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None = None, split: Split = Split.NONE) -> Linear:
         return make_linear(self.load_rows(names), int8=False, bias=bias)
 
     def load_rows(self, names: Sequence[str]) -> torch.Tensor:

@@ -10,8 +10,10 @@ from replica.protocol.text import ModelText
 
 def check_request(request: GenerateRequest, text: ModelText) -> None:
     """Raises RequestError."""
-    check_tokens(map(int, request.logit_bias), text.vocab_size, "logit_bias")
-    check_tokens(request.stop_token_ids, text.vocab_size, "stop_token_ids")
+    if request.logit_bias:
+        check_tokens(map(int, request.logit_bias), text.vocab_size, "logit_bias")
+    if request.stop_token_ids:
+        check_tokens(request.stop_token_ids, text.vocab_size, "stop_token_ids")
     if request.max_new_tokens is not None and request.min_tokens > request.max_new_tokens:
         raise RequestError("min_tokens is larger than max_tokens", "min_tokens")
     if isinstance(request, ChatRequest):

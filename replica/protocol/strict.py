@@ -47,12 +47,22 @@ class Located(ValueError):
 
 def parse(model: type[_Model], body: bytes) -> _Model:
     """Raises RequestError."""
+    return validated(model, parse_object(body))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Raises RequestError."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def validated(model: type[_Model], value: dict[str, Any]) -> _Model:
+    """Raises RequestError."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -2,7 +2,7 @@
 since a prompt that both don't render to the same token ids would never find its blocks."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +49,8 @@ class ModelText:
     tokenizer_fingerprint: str
     template_fingerprint: str
     """Of the chat template."""
+    template_source: str
+    """Empty where there is none."""
 
     @classmethod
     def load(cls, folder: Path, name: str | None = None) -> "ModelText":
@@ -69,7 +71,7 @@ class ModelText:
         return cls(
             name=name or folder.name,
             tokenizer=tokenizer,
-            template=_compile_template(template_source) if template_source else None,
+            template=compile_template(template_source) if template_source else None,
             tool_format=tool_format(template_source or ""),
             special_variables=_special_variables(tokenizer_config),
             special_tokens=special_tokens,
@@ -80,6 +82,7 @@ class ModelText:
             model_fingerprint=_fingerprint(json.dumps(config, sort_keys=True).encode()),
             tokenizer_fingerprint=_fingerprint(tokenizer_path.read_bytes()),
             template_fingerprint=_fingerprint((template_source or "").encode()),
+            template_source=template_source or "",
         )
 
     def render(
@@ -165,9 +168,11 @@ def _template_source(folder: Path, tokenizer_config: dict[str, Any]) -> str | No
     return source
 
 
-def _compile_template(source: str) -> jinja2.Template:
-    """The environment that Hugging Face's templates are written for."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+def compile_template(source: str, finalize: Callable[[object], object] | None = None) -> jinja2.Template:
+    """In the environment that Hugging Face's templates are written for. `finalize`: what is printed for a value."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=finalize
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

@@ -23,7 +23,7 @@ def build_timing_engine(settings: EngineConfig, timing: TimingConfig, text: Mode
     def new_cache() -> KVCache:
         return CacheManager(num_pages, settings.eviction) if settings.prefix_cache else NaiveCache(num_pages)
 
-    limits = SchedulerLimits(settings.step_tokens, settings.max_running, settings.order)
+    limits = SchedulerLimits(settings.step_tokens, settings.running, settings.order)
     words = Words(text.tokenizer, text.stop_token_ids)
     engine = TimingEngine(profile, words, Pace(time.monotonic, time.sleep), new_cache(), limits, time.monotonic)
     _give_back_memory()

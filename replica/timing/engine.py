@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence as SequenceOf
 
 from replica.cache.manager import KVCache
-from replica.engine_base import Clock, EngineBase
+from replica.engine_base import Clock, SteppingEngine
 from replica.profiles import Profile
 from replica.protocol.records import CostModel
 from replica.scheduler import SchedulerLimits
@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 _LOSS_TOLD_FROM_S = 1.0
 
 
-class TimingEngine(EngineBase):
+class TimingEngine(SteppingEngine):
     def __init__(
         self, profile: Profile, words: Words, pace: Pace, cache: KVCache, limits: SchedulerLimits, clock: Clock
     ) -> None:

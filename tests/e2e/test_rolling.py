@@ -168,6 +168,43 @@ async def test_a_worker_that_dies_is_begun_anew_and_a_signal_reaches_all(site: S
     assert "another takes its place" in gateway.said
 
 
+async def test_what_an_operator_asks_one_worker_is_answered_for_all(site: Site) -> None:
+    await site.replica()
+    await site.gateway()
+    asked: list[str] = []
+    # A connection each, so that the kernel deals them out to both.
+    for number in range(16):
+        async with (
+            aiohttp.ClientSession(site.url) as http,
+            http.post("/v1/completions", json={"model": "tiny", "prompt": f"p {number}", "max_tokens": 1}) as response,
+        ):
+            assert response.status == 200
+            asked.append(response.headers["x-request-id"])
+    for request_id in asked:
+        async with aiohttp.ClientSession(site.url) as http:
+            async with http.get(f"/route/explain/{request_id}") as response:
+                assert response.status == 200 and (await response.json())["request_id"] == request_id
+            async with http.get("/route/explain/never-asked") as response:
+                assert response.status == 404
+    async with aiohttp.ClientSession(site.url) as http, http.get("/metrics") as response:
+        counted = re.findall(
+            r'^ryokan_gateway_requests_total\{worker="(\d)",endpoint="/v1/completions",.*\} (\S+)$',
+            await response.text(),
+            re.MULTILINE,
+        )
+    assert {worker for worker, _ in counted} == {"0", "1"}
+    assert sum(float(value) for _, value in counted) == 16
+    policy = {"policy": "round_robin"}
+    async with aiohttp.ClientSession(site.url) as http, http.post("/admin/policy", json=policy) as response:
+        assert response.status == 200
+    for _ in range(16):
+        async with (
+            aiohttp.ClientSession(site.url) as http,
+            http.post("/v1/completions", json={"model": "tiny", "prompt": "p", "max_tokens": 1}) as response,
+        ):
+            assert response.headers["x-ryokan-policy"] == "round_robin"
+
+
 async def test_workers_that_cannot_begin_end_the_gateway(site: Site) -> None:
     site.model = site.logs / "none"
     process = site._start("gateway", "--port", "0", "--workers", "2")

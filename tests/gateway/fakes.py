@@ -56,7 +56,7 @@ def write_model(folder: Path, *, max_context: int = 4096, **special: Any) -> Pat
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=special.pop("add_prefix_space", False))
     tokenizer.decoder = decoders.ByteLevel()
-    names = ("<|im_start|>", "<|im_end|>", "<|im_end|><|x|>")
+    names = special.pop("names", ("<|im_start|>", "<|im_end|>", "<|im_end|><|x|>"))
     tokenizer.add_special_tokens([AddedToken(name, normalized=False, **special) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": max_context, "eos_token_id": 261}
@@ -349,7 +349,7 @@ def chat_body(text: str = "Is there a ramp?", **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def gateway(config: GatewayConfig, load: Callable[[], GatewayConfig] | None = None) -> AsyncIterator[Stack]:
-    app = make_app(config, ModelText.load(config.model, "tiny"), load=load)
+    app = make_app(config, [ModelText.load(config.model, "tiny")], load=load)
     async with (
         SERVERS[SERVER](app) as url,
         redis_client(config.redis_url) as redis,

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from gateway.config import GatewayConfig
-from gateway.keys import INDEX
+from gateway.keys import POOLS
 from tests.gateway.fakes import Behaviour, FakeReplica, Publisher, Stack, eventually, gateway, publisher_for
 
 
@@ -28,7 +28,7 @@ async def fleet(config: GatewayConfig, *behaviours: Behaviour) -> AsyncIterator[
             await stack.enter_async_context(publisher.serving())
             replicas.append(replica)
             publishers.append(publisher)
-        await eventually(lambda: len(base.app[INDEX].replicas()) == len(replicas))
+        await eventually(lambda: len(base.app[POOLS].first.index.replicas()) == len(replicas))
         result = Fleet(base.url, base.app, base.redis, base.http)
         result.replicas, result.publishers = replicas, publishers
         yield result

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.keys import ROUTER
+from gateway.keys import POOLS
 from tests.gateway.fakes import Stack, eventually, gateway
 from tests.gateway.stack import error_of
 
@@ -47,7 +47,7 @@ async def test_policy_and_shadow_one_by_one_and_together(config: GatewayConfig) 
 async def test_what_is_wrong_changes_nothing(config: GatewayConfig, body: Any, param: str) -> None:
     async with gateway(config) as stack:
         assert (await ask(stack, body, 400))["param"] == param
-        assert stack.app[ROUTER].policy.name == "round_robin"
+        assert stack.app[POOLS].first.router.policy.name == "round_robin"
 
 
 async def test_with_a_key_it_must_be_shown(config: GatewayConfig) -> None:
@@ -61,8 +61,8 @@ async def test_the_policy_file_rules_from_the_start_and_as_it_changes(config: Ga
     file = tmp_path / "policy.toml"
     file.write_text('policy = "least_tokens"\n')
     async with gateway(replace(config, policy_file=file)) as stack:
-        assert stack.app[ROUTER].policy.name == "least_tokens"
+        assert stack.app[POOLS].first.router.policy.name == "least_tokens"
         file.write_text('policy = "ttft"\nshadow = "round_robin"\n')
-        await eventually(lambda: stack.app[ROUTER].policy.name == "ttft")
+        await eventually(lambda: stack.app[POOLS].first.router.policy.name == "ttft")
         table = await (await stack.http.get(f"{stack.url}/route/shadow")).json()
         assert (table["policy"], table["shadow"], table["requests"]) == ("ttft", "round_robin", 0)

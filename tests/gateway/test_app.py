@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import FLEET, INDEX, TRACES
+from gateway.keys import POOLS, TRACES
 from tests.gateway import fakes
 from tests.gateway.fakes import (
     Behaviour,
@@ -143,7 +143,7 @@ async def test_a_4xx_passes_through_and_says_nothing_about_health(config: Gatewa
             response = await stack.chat()
             assert response.status == 422
             assert (await error_of(response))["message"] == "fake 422"
-        assert stack.app[FLEET].routable(asyncio.get_running_loop().time()) == ("r1",)
+        assert stack.app[POOLS].first.fleet.routable(asyncio.get_running_loop().time()) == ("r1",)
 
 
 @pytest.mark.parametrize(("stream", "behaviour"), [(False, stalls), (True, stalls), (True, stalls_in_stream)])
@@ -162,7 +162,7 @@ async def test_a_client_that_leaves_cancels_the_replica_s_work(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await eventually(lambda: stack.replicas[0].aborted == 1, timeout_s=2)
-        await eventually(lambda: stack.app[FLEET].statuses(0)["r1"].leases == 0)
+        await eventually(lambda: stack.app[POOLS].first.fleet.statuses(0)["r1"].leases == 0)
 
 
 async def test_a_stream_that_breaks_ends_in_an_error_event_and_done(config: GatewayConfig) -> None:
@@ -221,8 +221,8 @@ async def test_a_replica_whose_heartbeat_expires_leaves_rotation(config: Gateway
     async with gateway(config) as stack, FakeReplica("r1", answers).serving() as replica:
         publisher = publisher_for(stack.redis, replica, config.model)
         await publisher.beat()
-        await eventually(lambda: stack.app[FLEET].present() == ("r1",))
-        await eventually(lambda: stack.app[FLEET].present() == (), timeout_s=4)
+        await eventually(lambda: stack.app[POOLS].first.fleet.present() == ("r1",))
+        await eventually(lambda: stack.app[POOLS].first.fleet.present() == (), timeout_s=4)
         assert (await stack.http.get(f"{stack.url}/ready")).status == 503
 
 
@@ -234,7 +234,7 @@ async def test_a_draining_replica_gets_nothing_new(config: GatewayConfig) -> Non
         await publisher.beat(state="draining")
         await publisher.announce()
         now = asyncio.get_running_loop().time
-        await eventually(lambda: stack.app[FLEET].routable(now()) == ("r2",))
+        await eventually(lambda: stack.app[POOLS].first.fleet.routable(now()) == ("r2",))
         for _ in range(3):
             assert (await stack.chat()).headers["x-ryokan-replica"] == "r2"
         stack.replicas[0].gate.set()
@@ -382,7 +382,7 @@ async def test_a_replica_that_differs_answers_without_credit_and_is_shown(config
     async with fleet(config, answers) as stack, FakeReplica("other", answers).serving() as replica:
         publisher = publisher_for(stack.redis, replica, config.model, block_size=32)
         async with publisher.serving():
-            await eventually(lambda: "other" in stack.app[FLEET].present())
+            await eventually(lambda: "other" in stack.app[POOLS].first.fleet.present())
             await publisher.change(blocks(1, 5))
             for _ in range(2):
                 assert (await stack.chat()).status == 200
@@ -438,12 +438,12 @@ async def test_a_decision_its_outcome_and_its_losses_are_explained(config: Gatew
         trace = stack.app[TRACES].get(first.headers["x-request-id"])
         assert trace is not None and trace.considered is not None
         await publisher.change(trace.considered.request.hashes)
-        await eventually(lambda: stack.app[INDEX].blocks(owner) > 0)
+        await eventually(lambda: stack.app[POOLS].first.index.blocks(owner) > 0)
         hit = await explain(stack, await stack.chat(text, stream=True))
         assert (hit["replica"], hit["reason"]) == (owner, "hit")
         await publisher.beat(state="draining")
         await publisher.announce()
-        await eventually(lambda: owner not in stack.app[FLEET].routable(asyncio.get_running_loop().time()))
+        await eventually(lambda: owner not in stack.app[POOLS].first.fleet.routable(asyncio.get_running_loop().time()))
         moved = await explain(stack, await stack.chat(text))
         metrics = await (await stack.http.get(f"{stack.url}/metrics")).text()
     assert hit["outcome"]["ladder"]["chosen"] == hit["predicted_held_tokens"] > 16
@@ -465,4 +465,4 @@ async def test_many_streams_at_once_all_come_through(config: GatewayConfig) -> N
         responses = await asyncio.gather(*(stack.chat(f"question {i}", stream=True) for i in range(100)))
         bodies = await asyncio.gather(*(response.read() for response in responses))
         assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
-        assert sum(status.leases for status in stack.app[FLEET].statuses(0).values()) == 0
+        assert sum(status.leases for status in stack.app[POOLS].first.fleet.statuses(0).values()) == 0

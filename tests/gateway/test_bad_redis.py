@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.index.prefix_index import EXPECT_TTL_S
-from gateway.keys import FLEET, INDEX
+from gateway.keys import POOLS
 from loadtest.index_bench.tcp_proxy import Network, TcpProxy
 from tests.gateway.fakes import FakeReplica, Publisher, Stack, answers, eventually, gateway, publisher_for, redis_client
 
@@ -56,7 +56,7 @@ async def _lab(config: GatewayConfig) -> AsyncIterator[Lab]:
     ):
         publishers = [publisher_for(redis, replica, config.model) for replica in (one, two)]
         async with publishers[0].serving(), publishers[1].serving():
-            await eventually(lambda: len(stack.app[INDEX].replicas()) == 2)
+            await eventually(lambda: len(stack.app[POOLS].first.index.replicas()) == 2)
             yield Lab(stack, proxy, publishers)
 
 
@@ -81,17 +81,17 @@ async def test_no_request_fails_and_credit_goes_on(lab: Lab, network: Network) -
         assert await lab.metric("ryokan_gateway_redis_up 0.0")
         assert await lab.cached(HOTEL) == expected
         lab.proxy.become(Network.GOOD)
-        await eventually(lambda: not lab.stack.app[FLEET].frozen)
+        await eventually(lambda: not lab.stack.app[POOLS].first.fleet.frozen)
     else:
         await lab.publishers[0].change([1])
-        await eventually(lambda: lab.stack.app[INDEX].blocks("r1") == 1, 30)
+        await eventually(lambda: lab.stack.app[POOLS].first.index.blocks("r1") == 1, 30)
 
 
 async def test_a_replica_that_dies_meanwhile_costs_no_request(lab: Lab) -> None:
     lab.proxy.become(Network.GONE)
-    await eventually(lambda: lab.stack.app[FLEET].frozen)
-    dead = lab.stack.app[FLEET].heartbeat("r1")
+    await eventually(lambda: lab.stack.app[POOLS].first.fleet.frozen)
+    dead = lab.stack.app[POOLS].first.fleet.heartbeat("r1")
     # Nobody listens there.
-    lab.stack.app[FLEET]._members["r1"].heartbeat = replace(dead, url="http://127.0.0.1:1")
+    lab.stack.app[POOLS].first.fleet._members["r1"].heartbeat = replace(dead, url="http://127.0.0.1:1")
     for number in range(20):
         await lab.cached(f"{number} {HOTEL}")

@@ -1,7 +1,9 @@
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from gateway.config import ConfigError, GatewayConfig
 from gateway.cors import cors_headers
@@ -81,3 +83,17 @@ async def test_who_just_asks_for_the_methods_is_told(config: GatewayConfig) -> N
 @pytest.mark.parametrize("origin", ["https://evil.example", "null"])
 def test_for_a_stranger_nothing_but_that_answers_differ_by_origin(origin: str) -> None:
     assert cors_headers("/v1/models", {"origin": origin}, (PAGE,)) == {"Vary": "Origin"}
+
+
+async def test_a_page_can_read_that_its_body_is_too_long(config: GatewayConfig) -> None:
+    async with fleet(config, answers) as stack:
+        for path in ("/v1/chat/completions", "/v1/models"):
+            for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", URL(stack.url).port)
+                head = f"POST {path} HTTP/1.1\r\nhost: x\r\norigin: {origin}\r\ncontent-length: 99999999999\r\n\r\n"
+                writer.write(head.encode())
+                answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                writer.close()
+                assert answer.startswith("http/1.1 413 ")
+                assert ("access-control-allow-origin: " in answer) == (allowed is not None)
+                assert allowed is None or f"access-control-allow-origin: {allowed}\r\n" in answer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig
-from gateway.keys import FLEET, INDEX, ROUTER, SHADOW, TRACES
+from gateway.keys import POOLS, TRACES
 from gateway.routing.round_robin import RoundRobin
 from tests.gateway.fakes import Stack, answers, chat_body, gateway
 from tests.gateway.stack import error_of, fleet
@@ -47,9 +47,9 @@ async def test_it_changes_nothing(config: GatewayConfig) -> None:
         choices = {(await dry(stack, chat_body(LONG)))["replica"] for _ in range(3)}
         assert len(choices) == 1
         assert not any(replica.requests for replica in stack.replicas)
-        assert stack.app[INDEX]._num_expected() == 0
+        assert stack.app[POOLS].first.index._num_expected() == 0
         assert len(stack.app[TRACES]) == 0
-        assert all(status.queue_tokens == 0 for status in stack.app[FLEET].statuses(0).values())
+        assert all(status.queue_tokens == 0 for status in stack.app[POOLS].first.fleet.statuses(0).values())
         after = await (await stack.http.get(f"{stack.url}/metrics")).text()
         counted = [line for line in after.splitlines() if "ryokan" in line and "tokenise" in line]
         assert counted == [line for line in before.splitlines() if "ryokan" in line and "tokenise" in line]
@@ -59,14 +59,14 @@ async def test_it_changes_nothing(config: GatewayConfig) -> None:
 async def test_another_policy_can_be_asked(config: GatewayConfig) -> None:
     async with fleet(replace(config, shadow_policy="round_robin"), answers, answers) as stack:
         assert (await dry(stack, chat_body(), policy="least_tokens"))["policy"] == "least_tokens"
-        shadow = stack.app[SHADOW].policy
+        shadow = stack.app[POOLS].first.shadow.policy
         assert isinstance(shadow, RoundRobin)
         seen = set()
         for turn in ("r1", "r2"):
             shadow._last = turn
             seen.add((await dry(stack, chat_body(), policy="round_robin"))["replica"])
         assert seen == {"r1", "r2"}
-        assert stack.app[ROUTER].policy.name == "ttft"
+        assert stack.app[POOLS].first.router.policy.name == "ttft"
         error = await dry(stack, chat_body(), 400, policy="nonsense")
         assert error["param"] == "policy" and "there are" in error["message"]
 

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import FLEET
+from gateway.keys import POOLS
 from replica.protocol.openai import parse_chat, parse_completion
 from replica.protocol.strict import RequestError
 from tests.gateway.fakes import FakeReplica, answers, answers_status, chat_body, gateway, resets, stalls
@@ -295,7 +295,7 @@ async def test_a16_bad_bodies_are_refused_before_routing_and_hurt_nobody(config:
             assert answer.error
         assert not stack.replicas[0].requests
         assert (await connection.ask(post(CHAT, GOOD))).status == 200
-        assert stack.app[FLEET].routable(asyncio.get_running_loop().time()) == ("r1",)
+        assert stack.app[POOLS].first.fleet.routable(asyncio.get_running_loop().time()) == ("r1",)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])

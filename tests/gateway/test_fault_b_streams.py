@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import BUDGET, FLEET
+from gateway.keys import BUDGET, POOLS
 from tests.gateway.fakes import (
     Behaviour,
     FakeReplica,
@@ -70,7 +70,8 @@ async def test_b03_b04_a_client_that_leaves_frees_all_within_a_second(
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.writer.transport.abort()
         await eventually(lambda: stack.replicas[0].aborted == 1, timeout_s=1)
-        await eventually(lambda: stack.app[FLEET].statuses(0)["r1"].leases == 0 and stack.app[BUDGET].live == 0, 1)
+        pool = stack.app[POOLS].first
+        await eventually(lambda: pool.fleet.statuses(0)["r1"].leases == 0 and stack.app[BUDGET].live == 0, 1)
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks, timeout_s=2)
 
 

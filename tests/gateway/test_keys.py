@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from gateway.config import GatewayConfig
-from gateway.keys import GATE, INDEX, TOKENIZER
+from gateway.keys import GATE, POOLS
 from gateway.tenants.key_file import digest_of, tenant_salt
 from replica.protocol.hashing import BLOCK_SIZE
 from tests.gateway.fakes import Behaviour, FakeReplica, answers, answers_status, chat_body, eventually, stalls_in_stream
@@ -104,10 +104,10 @@ async def test_d09_the_index_matches_no_other_tenant_s_blocks_but_the_public_one
         [sent] = stack.replicas[0].requests
         public = sent["public_prefix_tokens"]
         assert public % BLOCK_SIZE == 0 and public > 5 * BLOCK_SIZE
-        prompt = await stack.app[TOKENIZER].chat(messages, salt=sent["cache_salt"])
+        prompt = await stack.app[POOLS].first.tokenizer.chat(messages, salt=sent["cache_salt"])
         assert prompt.public_tokens == public
         await stack.publishers[0].change(added=prompt.hashes)
-        await eventually(lambda: stack.app[INDEX].blocks("r1") == len(prompt.hashes))
+        await eventually(lambda: stack.app[POOLS].first.index.blocks("r1") == len(prompt.hashes))
         await asyncio.sleep(0.1)
         whole = len(prompt.hashes) * BLOCK_SIZE
         for key, salt, expected in (

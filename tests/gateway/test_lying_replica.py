@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from gateway.config import GatewayConfig
-from gateway.keys import INDEX
+from gateway.keys import POOLS
 from replica.protocol import headers
 from replica.protocol.hashing import block_hashes, namespace_hash
 from replica.protocol.text import ModelText
@@ -59,7 +59,7 @@ class Lab:
 
     def forget_expected(self) -> None:
         self.future += 1e6
-        self.stack.app[INDEX].expire(self.future)
+        self.stack.app[POOLS].first.index.expire(self.future)
 
     async def until(self, check: Callable[[float], bool]) -> int:
         """How many requests until the credit is such."""
@@ -80,7 +80,7 @@ class Lab:
         space = namespace_hash(model=self.text.model_fingerprint, tokenizer=self.text.tokenizer_fingerprint)
         hashes = block_hashes(prompt[:-1], space)[:count]
         await self.publisher.change(hashes)
-        index = self.stack.app[INDEX]
+        index = self.stack.app[POOLS].first.index
         await eventually(lambda: index.position("r1") is not None and index.blocks("r1") == len(hashes))
         return 16 * len(hashes)
 
@@ -100,7 +100,7 @@ async def _lab(config: GatewayConfig) -> AsyncIterator[Lab]:
         publisher = publisher_for(stack.redis, replica, config.model)
         made = Lab(stack, publisher, replica, ModelText.load(config.model))
         async with publisher.serving():
-            await eventually(lambda: stack.app[INDEX].position("r1") is not None)
+            await eventually(lambda: stack.app[POOLS].first.index.position("r1") is not None)
             yield made
 
 

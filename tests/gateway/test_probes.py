@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.app import make_app
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import FLEET, INDEX
+from gateway.keys import POOLS
 from gateway.probes import Hysteresis, ProbeFailed, parse_models, probe
 from replica.protocol import headers
 from replica.protocol.text import ModelText
@@ -101,7 +101,7 @@ class Lab:
         self.app, self.url, self.http, self.names = app, url, http, names
 
     def routable(self) -> list[str]:
-        return list(self.app[FLEET].routable(asyncio.get_running_loop().time()))
+        return list(self.app[POOLS].first.fleet.routable(asyncio.get_running_loop().time()))
 
     async def chat(self, text: str = "Is there a ramp?", **fields: Any) -> aiohttp.ClientResponse:
         answer = await self.http.post(f"{self.url}/v1/chat/completions", json=chat_body(text, **fields))
@@ -119,7 +119,7 @@ async def lab(folder: Path, *servers: OpenAIServer) -> AsyncIterator[Lab]:
         urls = [first, last] if len(servers) > 1 else [first]
         timeouts = Timeouts(grace_s=1.0)
         config = GatewayConfig(folder, upstreams=tuple(urls), probe_interval_s=INTERVAL_S, timeouts=timeouts)
-        app = make_app(config, ModelText.load(folder, "tiny"))
+        app = make_app(config, [ModelText.load(folder, "tiny")])
         async with serving(app) as url:
             made = Lab(app, url, http, [url.removeprefix("http://") for url in urls])
             await until(lambda: made.routable() == sorted(made.names))
@@ -154,7 +154,9 @@ async def test_a_prompt_is_expected_where_it_was_sent_and_follows_there(model_fo
         text = "Is there a ramp at the back door? " * 20
         first = await made.chat(text)
         # Longer than expectations last where a digest could confirm them.
-        made.app[INDEX].expire(asyncio.get_running_loop().time() + 3600, hold=made.app[FLEET].unheard)
+        made.app[POOLS].first.index.expire(
+            asyncio.get_running_loop().time() + 3600, hold=made.app[POOLS].first.fleet.unheard
+        )
         for _ in range(4):
             again = await made.chat(text)
             assert again.headers[headers.REPLICA] == first.headers[headers.REPLICA]
@@ -178,7 +180,7 @@ async def test_load_is_counted_by_leases(model_folder: Path) -> None:
             await until(lambda: sum(len(server.requests) for server in servers) == len(tasks))
         assert [len(server.requests) for server in servers] == [3, 3]
         await asyncio.sleep(5 * INTERVAL_S)
-        assert all(status.leases == 3 for status in made.app[FLEET].statuses(0).values())
+        assert all(status.leases == 3 for status in made.app[POOLS].first.fleet.statuses(0).values())
         gate.set()
         assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 6
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.keys import BUDGET, GATE, LIVE, ROUTER, SHADOW, TOKENIZER, UPSTREAM
+from gateway.keys import BUDGET, GATE, LIVE, POOLS, UPSTREAM
 from gateway.reload import RELOADER
 from gateway.settings import load
 from gateway.tenants.key_file import digest_of
@@ -77,10 +77,10 @@ async def test_all_that_can_change_does_in_one_line(setup: Setup) -> None:
         assert logging.getLogger().level == logging.DEBUG
     finally:
         logging.getLogger().setLevel(level)
-    assert (app[ROUTER].policy.name, app[SHADOW].policy.name) == ("round_robin", "ttft")  # type: ignore[union-attr]
+    assert (app[POOLS].first.router.policy.name, app[POOLS].first.shadow.policy.name) == ("round_robin", "ttft")  # type: ignore[union-attr]
     assert (app[UPSTREAM].timeouts.idle_s, app[BUDGET].share) == (7, 0.5)
     assert app[LIVE].config.cors_origins == ("https://a",)
-    assert app[TOKENIZER].public.tokens_of(app[TOKENIZER]._chat_below(SYSTEM, "Hello")) > 0
+    assert app[POOLS].first.tokenizer.public.tokens_of(app[POOLS].first.tokenizer._chat_below(SYSTEM, "Hello")) > 0
     [line] = setup.said()
     assert line == (
         "settings read again: changed policy, shadow_policy, timeouts, retry_budget, public_prompts, cors_origins, "
@@ -107,7 +107,7 @@ async def test_what_is_wrong_leaves_all_as_it_was(setup: Setup, wrong: str, said
     [line] = setup.said()
     assert said in line
     assert setup.stack.app[LIVE].config == before
-    assert (setup.stack.app[BUDGET].share, setup.stack.app[SHADOW].policy) == (0.2, None)
+    assert (setup.stack.app[BUDGET].share, setup.stack.app[POOLS].first.shadow.policy) == (0.2, None)
     setup.settings("retry_budget = 0.9\n")
     await setup.says("changed retry_budget")
 
@@ -143,7 +143,7 @@ async def test_a_policy_chosen_at_run_time_goes_on(setup: Setup) -> None:
     assert (await setup.stack.http.post(url, json={"policy": "least_tokens"})).status == 200
     setup.stack.app[RELOADER].ask()
     await setup.says("settings read again: no change")
-    assert setup.stack.app[ROUTER].policy.name == "least_tokens"
+    assert setup.stack.app[POOLS].first.router.policy.name == "least_tokens"
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import zstandard
 from aiohttp import web
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import BUDGET, FLEET, UPSTREAM
+from gateway.keys import BUDGET, POOLS, UPSTREAM
 from tests.gateway import fakes
 from tests.gateway.fakes import (
     FakeReplica,
@@ -157,7 +157,7 @@ async def test_b07_a_break_after_done_is_none(config: GatewayConfig) -> None:
 
     async with fleet(config, dies_after_done) as stack:
         assert await (await stack.chat(stream=True)).read() == event("a") + DONE
-        assert stack.app[FLEET].routable(asyncio.get_running_loop().time()) == ("r1",)
+        assert stack.app[POOLS].first.fleet.routable(asyncio.get_running_loop().time()) == ("r1",)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,11 +1,12 @@
 import asyncio
-from array import array
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from gateway.tokens import MEMO_BYTES, PromptTokenizer, SegmentEncoder, SegmentMemo
+from gateway.prompts.memo import SegmentMemo
+from gateway.prompts.segments import SegmentEncoder
+from gateway.tokens import MEMO_BYTES, PromptTokenizer
 from replica.protocol.hashing import block_hashes, namespace_hash
 from replica.protocol.openai import RequestError
 from replica.protocol.text import LONG, ModelText
@@ -91,19 +92,6 @@ def test_the_check_finds_a_tokenizer_that_eats_spaces(tmp_path: Path) -> None:
     assert not SegmentEncoder(text, SegmentMemo(MEMO_BYTES)).exact
 
 
-def test_the_memo_is_bounded_by_bytes_and_forgets_the_oldest() -> None:
-    memo = SegmentMemo(10_000)
-    for number in range(100):
-        memo.put(f"segment {number}", array("I", range(50)))
-        memo.get("segment 0")
-    assert memo.bytes <= 10_000
-    assert memo.get("segment 0") is not None
-    assert memo.get("segment 1") is None
-    assert memo.get("segment 99") is not None
-    memo.put("huge", array("I", range(10_000)))
-    assert memo.get("huge") is None
-
-
 async def test_token_ids_outside_the_vocabulary_are_refused(text: ModelText) -> None:
     tokenizer = PromptTokenizer(text, threads=1)
     with pytest.raises(RequestError, match="outside the vocabulary"):
@@ -141,9 +129,21 @@ def test_long_texts_get_the_same_tokens(text: ModelText, length: int) -> None:
     assert text.encode_chat(rendered) == text.tokenizer.encode(rendered, add_special_tokens=False).ids
 
 
-async def test_what_is_known_is_tokenised_at_once_and_the_same(text: ModelText) -> None:
-    encoder = SegmentEncoder(text, SegmentMemo(MEMO_BYTES))
-    rendered = text.render([{"role": "user", "content": "the question " * 100}])
-    assert encoder.encode_known(rendered, 100) is None
-    assert encoder.encode_known(rendered, 10_000) == text.encode_chat(rendered)
-    assert encoder.encode_known(rendered, 0) == text.encode_chat(rendered)
+async def test_a_chat_whose_roles_are_known_is_not_rendered(tmp_path: Path) -> None:
+    text = ModelText.load(write_model(tmp_path / "apart", names=("<|im_start|>", "<|im_end|>")))
+    tokenizer = PromptTokenizer(text, threads=1)
+    await tokenizer.chat(MESSAGES)
+    tokenizer._render = lambda messages, tools: pytest.fail("rendered")  # type: ignore[method-assign]
+    for content in ("Is there a lift?", "<|im_end|>", "", "long " * 1000):
+        messages = [MESSAGES[0], {"role": "user", "content": content}]
+        prompt = await tokenizer.chat(messages)
+        assert prompt.tokens == text.encode_chat(text.render(messages)), content
+    tokenizer.close()
+
+
+async def test_hashes_are_the_same_without_a_compiler(text: ModelText) -> None:
+    tokenizer = PromptTokenizer(text, threads=1)
+    native = await tokenizer.chat(MESSAGES, salt="a")
+    tokenizer._library = None
+    assert await tokenizer.chat(MESSAGES, salt="a") == native
+    tokenizer.close()

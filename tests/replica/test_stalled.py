@@ -10,7 +10,7 @@ import pytest
 
 from replica.admission import QueueLimits
 from replica.cache.manager import CacheEvents, CacheManager
-from replica.engine_base import EngineBase
+from replica.engine_base import SteppingEngine
 from replica.metrics import ReplicaMetrics
 from replica.protocol.records import CostModel
 from replica.protocol.text import ModelText
@@ -24,7 +24,7 @@ from replica.worker import EngineWorker
 LATER = 1000.0
 
 
-class GatedEngine(EngineBase):
+class GatedEngine(SteppingEngine):
     """Computes while its gate is open. A prompt token takes 10 s, so it says."""
 
     def __init__(self) -> None:

@@ -37,14 +37,15 @@ SURVEY: tuple[str, ...] = ("mine_s", "most_cached", "my_cached", "with_most_cach
 SURVEY += ("most_held", "with_most_held", "with_most_held_s", "other", "other_s")
 """See survey.py."""
 
-PICK = ("deepest", "owners", "most_held")
-"""Of the candidates: how many blocks of the prompt somebody has, how many have so many, how many somebody holds."""
+PICK = ("deepest", "owners", "most_held", "queued", "idle", "tokens_per_s")
+"""Of the candidates: see Figures."""
 
 # No fused multiply-add: it rounds differently from numpy, and so breaks ties that it doesn't.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", f"-DSIZES={SIZES}")
 
-_POINTER, _SIZE, _INT, _DOUBLE, _U64 = (
+_POINTER, _BYTES, _SIZE, _INT, _DOUBLE, _U64 = (
     ctypes.c_void_p,
+    ctypes.c_char_p,
     ctypes.c_long,
     ctypes.c_int,
     ctypes.c_double,
@@ -66,11 +67,15 @@ class Library:
         self.pick = function("pick", _SIZE, *table, *matches, _POINTER, _POINTER, _POINTER)
         """See pick.h; returns how many candidates there are."""
         self.ttft = function("ttft", _SIZE, _POINTER, _SIZE, _DOUBLE, _DOUBLE, _SIZE, _POINTER, _U64, _POINTER)
-        """See ttft.h; returns the place of the choice."""
+        """See ttft.h and survey.h; returns the place of the choice."""
         self.ttft_placed = function("ttft_placed", None, _POINTER, _POINTER, _SIZE, _DOUBLE)
         self.survey = function("survey", None, _POINTER, _SIZE, _DOUBLE, _SIZE, _POINTER)
         self.wait_of = function("wait_of", _DOUBLE, _POINTER, _SIZE, _DOUBLE, _SIZE, _DOUBLE)
         """Of one candidate: see wait.h."""
+        self.early = function("early", _DOUBLE, _POINTER, _SIZE, _DOUBLE, _SIZE)
+        """Likewise: see early.h."""
+        self.block_hashes = function("block_hashes", None, _BYTES, _SIZE, _U64, _SIZE, _U64, _POINTER)
+        """See chain.h."""
         self.seen_add = function("seen_add", None, _POINTER, _U64, _POINTER, _SIZE)
         self.seen_depth = function("seen_depth", _SIZE, _POINTER, _U64, _POINTER, _SIZE)
 

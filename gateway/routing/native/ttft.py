@@ -7,7 +7,7 @@ import numpy as np
 
 from gateway.routing.base import Decision, Policy, RouteRequest, branch_hash, decided
 from gateway.routing.candidates import Candidates, Floats
-from gateway.routing.native.library import TTFT_TERMS, Library
+from gateway.routing.native.library import SURVEY, TTFT_TERMS, Library
 
 _AT = {name: row for row, name in enumerate(TTFT_TERMS)}
 _OF_CANDIDATES = ("matched_blocks", "trust", "unpromised")
@@ -19,18 +19,26 @@ _ZERO = array("d", bytes(8))
 class NativeTerms(Mapping[str, Floats]):
     """A decision's columns, as native code wrote them."""
 
-    __slots__ = ("_candidates", "_library", "_memory", "_terms")
+    __slots__ = ("_candidates", "_library", "_memory")
 
     def __init__(self, memory: "array[float]", candidates: Candidates, library: Library) -> None:
         self._memory = memory
         self._candidates = candidates
         self._library = library
-        self._terms: Floats = np.ndarray((len(TTFT_TERMS), len(candidates)), np.float64, memory)
+
+    @property
+    def _terms(self) -> Floats:
+        return np.ndarray((len(TTFT_TERMS), len(self._candidates)), np.float64, self._memory)
 
     @property
     def cost(self) -> Floats:
-        cost: Floats = self._terms[_COST]
-        return cost
+        """Of each, without the others."""
+        count = len(self._candidates)
+        return np.ndarray(count, np.float64, self._memory, 8 * _COST * count)
+
+    def survey_of(self, candidates: Candidates) -> "array[float] | None":
+        """The numbers of a survey of the choice, if these are the candidates that it was of."""
+        return self._memory[-len(SURVEY) :] if candidates is self._candidates else None
 
     def at(self, name: str, place: int) -> float:
         """One number, without making an array."""
@@ -65,7 +73,7 @@ def native_choice(
     library = candidates.library
     assert library is not None
     count = len(candidates.ids)
-    memory = _ZERO * (len(TTFT_TERMS) * count)
+    memory = _ZERO * (len(TTFT_TERMS) * count + len(SURVEY))
     place = library.ttft(
         *(candidates.address, count, request.tokens, future_uses, len(request.hashes)),
         *(shares.buffer_info()[0], branch_hash(request, candidates), memory.buffer_info()[0]),

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.keys import DISPATCHER, FLEET, INDEX
+from gateway.keys import POOLS
 from replica.protocol.records import CostModel, Load
 from tests.gateway.fakes import (
     Behaviour,
@@ -45,7 +45,7 @@ class Fleet(Stack):
 
     @property
     def held(self) -> int:
-        return len(self.app[DISPATCHER].reception.desk.room)
+        return len(self.app[POOLS].first.dispatcher.reception.desk.room)
 
     def say(self, which: int, load: Load) -> None:
         """From its next heartbeat on."""
@@ -74,7 +74,7 @@ async def fleet(config: GatewayConfig, *behaviours: Behaviour, load: Load = BUSY
         result.replicas, result.publishers = [], []
         for behaviour in behaviours:
             await add(stack, result, config, behaviour, load)
-        await eventually(lambda: len(base.app[INDEX].replicas()) == len(behaviours))
+        await eventually(lambda: len(base.app[POOLS].first.index.replicas()) == len(behaviours))
         yield result
 
 
@@ -117,7 +117,7 @@ async def test_a_deadline_that_passes_while_held(config: GatewayConfig) -> None:
     async with fleet(config, answers) as stack:
         quick = replace(COST, c_lin=0.0005)
         stack.publishers[0].beat_record = replace(stack.publishers[0].beat_record, cost=quick)
-        await eventually(lambda: stack.app[FLEET].heartbeat("r1").cost == quick)
+        await eventually(lambda: stack.app[POOLS].first.fleet.heartbeat("r1").cost == quick)
         response, body = await stack.ask(timeout="3")
         assert response.status == 504
         assert body["error"]["code"] == "deadline_passed"
@@ -159,7 +159,7 @@ async def test_a_full_queue_is_a_429(config: GatewayConfig) -> None:
         assert body["error"]["code"] == "queue_full"
         assert 1 <= int(response.headers["Retry-After"]) <= 60
         stack.say(0, Load())
-        await eventually(lambda: not stack.app[FLEET].heartbeat("r1").load.pending_tokens)
+        await eventually(lambda: not stack.app[POOLS].first.fleet.heartbeat("r1").load.pending_tokens)
         response, _ = await stack.ask("long " * 200)
         assert response.status == 200
 
@@ -185,7 +185,7 @@ async def test_a_client_that_leaves_while_held_leaves_nothing(config: GatewayCon
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await eventually(lambda: stack.held == 0)
-        desk = stack.app[DISPATCHER].reception.desk
+        desk = stack.app[POOLS].first.dispatcher.reception.desk
         assert desk.shares.tenants == desk.room.tokens == 0
         assert await stack.metric("held_requests") == 0
         stack.say(0, Load())
@@ -205,7 +205,7 @@ async def test_a_replica_that_arrives_serves_what_is_held(config: GatewayConfig)
 async def test_held_ones_outlive_the_replica_that_they_wait_for(config: GatewayConfig) -> None:
     async with fleet(config, answers, answers) as stack:
         stack.say(1, replace(BUSY, pending_tokens=5000))
-        await eventually(lambda: stack.app[FLEET].heartbeat("r2").load.pending_tokens == 5000)
+        await eventually(lambda: stack.app[POOLS].first.fleet.heartbeat("r2").load.pending_tokens == 5000)
         tasks = [stack.ask(f"question {number}") for number in range(3)]
         await eventually(lambda: stack.held == 3)
         stack.publishers[0]._stopped.set()
@@ -229,7 +229,7 @@ async def test_where_all_replicas_go_the_held_are_told(config: GatewayConfig) ->
 async def test_a_retry_never_waits_for_a_replica_that_was_tried(config: GatewayConfig) -> None:
     async with fleet(config, resets, answers) as stack:
         stack.say(0, Load())
-        await eventually(lambda: not stack.app[FLEET].heartbeat("r1").load.pending_tokens)
+        await eventually(lambda: not stack.app[POOLS].first.fleet.heartbeat("r1").load.pending_tokens)
         task = stack.ask()
         await eventually(lambda: len(stack.replicas[0].requests) == 1)
         await eventually(lambda: stack.held == 1)

@@ -57,3 +57,14 @@ def test_odd_chunks_are_refused(raw: bytes, size: int) -> None:
     with pytest.raises(HttpError):
         for at in range(0, len(raw), size):
             body.feed(raw[at : at + size])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_whole_chunks_in_one_read(seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    payloads = [rng.randbytes(rng.choice([1, 9, 300, 4095, 4096])) for _ in range(rng.randrange(1, 9))]
+    body = Chunked()
+    for _ in range(3):
+        assert body.feed(b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in payloads)) == b"".join(payloads)
+    assert (body.feed(b"3\r\nabc\r\n0\r\n\r\n"), body.done) == (b"abc", True)

