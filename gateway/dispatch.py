@@ -125,6 +125,10 @@ class Dispatcher:
         self.arrivals = Waiters(clock)
         """Told whenever a replica may have become routable."""
 
+    def warm_up(self) -> None:
+        """What the first requests would wait for."""
+        self._hindsight.warm_up()
+
     def use(self, timeouts: Timeouts) -> None:
         """For requests that wait from now on."""
         self.reception.queue_s, self.reception.longest_s = timeouts.queue_s, timeouts.first_byte_s

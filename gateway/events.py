@@ -8,7 +8,9 @@ from replica.protocol import headers
 DONE = b"data: [DONE]\n\n"
 HELD_BACK_MAX = 1 << 16
 
-_DONE = re.compile(rb"(?:^|(?<=\n))data: ?\[DONE\]\r?\n\r?\n")
+_DONE = re.compile(rb"\[DONE\]\r?\n\r?\n")
+"""NOTE: begins with what is rare. A pattern that begins with a line's start is tried at every byte, which took a fifth
+of the CPU of a whole stream that came in one read."""
 
 
 class EventRelay:
@@ -41,9 +43,9 @@ class EventRelay:
             data = self._whole_part(data)
         else:
             self.between_events = True
-        if b"[DONE]" in data and (found := _DONE.search(data)) is not None:
+        if b"[DONE]" in data and (start := find_done(data)) >= 0:
             self.done = True
-            rest, self.delivered = without_comment(data[: found.start()])
+            rest, self.delivered = without_comment(data[:start])
             return self._passed(rest) + DONE
         return self._passed(data) if data else b""
 
@@ -81,6 +83,15 @@ class EventRelay:
         if end:
             self.between_events = True
         return data[:end]
+
+
+def find_done(data: bytes) -> int:
+    """Where the event `[DONE]` begins; -1: nowhere."""
+    for found in _DONE.finditer(data):
+        start = data.rfind(b"\n", 0, found.start()) + 1
+        if data[start : found.start()] in (b"data: ", b"data:"):
+            return start
+    return -1
 
 
 def without_comment(events: bytes) -> tuple[bytes, int | None]:

@@ -46,6 +46,9 @@ class Hindsight:
         self._steps = {step: metrics.prefix_tokens.labels(model, step) for step in ("prompt", *STEPS)}
         self._lost = {cause: metrics.prefix_lost.labels(model, cause) for cause in CAUSES}
 
+    def warm_up(self) -> None:
+        self._seen.touch()
+
     def sent(self, considered: Considered, now: float) -> Sent:
         """The request is on its way."""
         decision = considered.decision

@@ -20,7 +20,7 @@ from gateway.config import ConfigError, GatewayConfig
 from gateway.descriptors import connections_allowed
 from gateway.errors import StartError
 from gateway.front import make_front, make_runner
-from gateway.keys import CLOCK, LIFECYCLE, LIVE
+from gateway.keys import CLOCK, LIFECYCLE, LIVE, POOLS
 from gateway.reload import RELOADER
 from gateway.served import ServedModel
 from gateway.siblings import Siblings
@@ -124,6 +124,8 @@ async def serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app[RELOADER].ask)
     runner = make_runner(app, SHUTDOWN_S)
     await runner.setup()
+    for pool in app[POOLS]:
+        pool.dispatcher.warm_up()
     # NOTE: each full collection would go through all that is loaded by now, and hold the event loop for 30 ms or more.
     gc.collect()
     gc.freeze()

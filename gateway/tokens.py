@@ -26,7 +26,7 @@ from replica.protocol.text import ModelText, TemplateError
 NAMESPACES = 4096
 """Salts whose hashes are remembered."""
 
-MEMO_BYTES = 64 << 20
+MEMO_BYTES = 32 << 20
 INLINE_RENDERED = 64 << 10
 """Characters of messages that are rendered, and looked up by segment, on the event loop: 1 ms."""
 INLINE_NEW = 1024

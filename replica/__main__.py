@@ -8,7 +8,7 @@ import typer
 
 from replica.config import ConfigError, EngineConfig, Eviction, Order, ReplicaConfig, TimingConfig
 from replica.device_config import DeviceConfig, device_config
-from replica.timing.flags import Engine, EngineKind, KvTokens, ProfileName, TimeScale, timing_config
+from replica.timing.flags import Engine, EngineKind, KvTokens, ProfileName, TimeScale, no_device, timing_config
 
 Model = Annotated[str, typer.Option(help="A folder in Hugging Face format, a hub name, or the default model's name.")]
 ServedName = Annotated[str | None, typer.Option(help="The model name that clients send. Default: the model's own.")]
@@ -162,7 +162,7 @@ def main(
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         timing = timing_config(engine, profile, kv_tokens, time_scale, kv_memory_gib)
-        where = "cpu" if timing is not None and device == "auto" else device
+        where = device if timing is None else no_device(device)
         on_gpu = device_config(
             where, weights, dtype, kv, gpu_memory_utilization, device_kernels, cuda_graphs, tensor_parallel
         )

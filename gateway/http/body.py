@@ -15,6 +15,7 @@ MAX_TRAILERS = 8 << 10
 
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _SIZES = {b"%x" % size: size for size in range(1, 4096)}
+_LAST = b"0\r\n\r\n"
 _TRAILERS = re.compile(rb"(?>\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\x00-\x08\x0a-\x1f\x7f]*+)*+")
 
 
@@ -78,7 +79,7 @@ class Chunked:
             start = data.find(b"\r\n", 0, 8) + 2
             if _SIZES.get(data[: start - 2], -1) == len(data) - start - 2:
                 return data[start:-2]
-            if (payload := _whole_chunks(data)) is not None:
+            if (payload := self._whole_chunks(data)) is not None:
                 return payload
         payload = self._feed(data)
         self._between = not (self._held or self._left or self._needs_line_end or self._in_trailers)
@@ -141,19 +142,14 @@ class Chunked:
             raise malformed("a trailer of the body is malformed")
         self.done, self.excess = True, data[end + len(END) :]
 
-
-def _whole_chunks(data: bytes) -> bytes | None:
-    """The payload of bytes that are nothing but short chunks: many events that came in one read. None: they aren't."""
-    pieces = []
-    at, size = 0, len(data)
-    while at < size:
-        start = data.find(b"\r\n", at, at + 8) + 2
-        length = _SIZES.get(data[at : start - 2]) if start > 2 else None
-        if length is None:
+    def _whole_chunks(self, data: bytes) -> bytes | None:
+        """The payload of bytes that are nothing but short chunks without CR LF in them: many events that came in one
+        read, the body's end among them. None: they aren't."""
+        is_last = data.endswith(_LAST)
+        lines = (data[: -len(_LAST)] if is_last else data).split(b"\r\n")
+        payloads = lines[1::2]
+        # Behind the last CR LF there is one line more, the empty one.
+        if lines.pop() or list(map(_SIZES.get, lines[::2])) != list(map(len, payloads)):
             return None
-        end = start + length
-        if data[end : end + 2] != b"\r\n":
-            return None
-        pieces.append(data[start:end])
-        at = end + 2
-    return b"".join(pieces)
+        self.done = is_last
+        return b"".join(payloads)

@@ -30,6 +30,11 @@ class SeenBlocks:
         self._marks_at = self._marks.ctypes.data
         self._empty = True
 
+    def touch(self) -> None:
+        """Takes the pages now. Else the first prompts do, and hold the loop for 40 ms in all: numpy asks for huge
+        pages, and each is zeroed when it is first written to."""
+        self._marks.fill(0)
+
     def add(self, hashes: Sequence[int]) -> None:
         self._empty = False
         if self._library is not None:

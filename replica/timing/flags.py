@@ -59,6 +59,13 @@ def timing_config(
         raise ConfigError(f"profile: {error}") from error
 
 
+def no_device(device: str) -> str:
+    """Of an engine that computes nothing. Raises ConfigError."""
+    if device not in ("auto", "cpu"):
+        raise ConfigError(f"device: --engine timing computes nothing, so {device} would have no use")
+    return "cpu"
+
+
 def flags_of(profile: str, kv_tokens: int | None, time_scale: float | None) -> dict[str, str]:
     """The same, for a replica that another process starts."""
     path = Path(profile)

@@ -1,10 +1,11 @@
 """The relay of events, on any split of the bytes."""
 
+import re
 from random import Random
 
 import pytest
 
-from gateway.events import DONE, HELD_BACK_MAX, EventRelay, without_comment
+from gateway.events import DONE, HELD_BACK_MAX, EventRelay, find_done, without_comment
 from tests.gateway.fakes import event
 
 EVENTS = event("one") + event("zwei …") + event("データ")
@@ -108,3 +109,15 @@ def test_what_a_comment_tells(comment: bytes, delivered: int | None) -> None:
 @pytest.mark.parametrize("events", [b"", EVENTS, EVENTS + b": keep-alive\n", b": other\n"])
 def test_other_events_and_comments_stay(events: bytes) -> None:
     assert without_comment(events) == (events, None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_done_is_found_where_the_plain_pattern_finds_it(seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    plain = re.compile(rb"(?:^|(?<=\n))data: ?\[DONE\]\r?\n\r?\n")
+    parts = [b"data:", b"data: ", b"[DONE]", b"data: [DONE]", b"\n", b"\r\n", b"\n\n", b" ", b"x", b":"]
+    for _ in range(200):
+        data = b"".join(rng.choices(parts, k=rng.randrange(12)))
+        found = plain.search(data)
+        assert find_done(data) == (-1 if found is None else found.start()), data

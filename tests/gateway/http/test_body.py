@@ -68,3 +68,17 @@ def test_many_whole_chunks_in_one_read(seed: int) -> None:
     for _ in range(3):
         assert body.feed(b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in payloads)) == b"".join(payloads)
     assert (body.feed(b"3\r\nabc\r\n0\r\n\r\n"), body.done) == (b"abc", True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whole_chunks_and_an_end_in_one_read_are_what_they_are_byte_by_byte(seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    parts = [b"0\r\n", b"\r\n", b"0", b"a", b"10"]
+    for _ in range(20):
+        payloads = [b"".join(rng.choices(parts, k=rng.randrange(1, 9))) for _ in range(rng.randrange(4))]
+        whole = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in payloads)
+        whole += rng.choice([b"", b"0\r\n\r\n", b"0\r\n\r\n0\r\n\r\n"])
+        at_once, slowly = Chunked(), Chunked()
+        assert fed(at_once, [whole]) == fed(slowly, [bytes([byte]) for byte in whole])
+        assert at_once.done is slowly.done

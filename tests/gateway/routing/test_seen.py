@@ -1,3 +1,4 @@
+import resource
 from random import Random
 
 import pytest
@@ -57,3 +58,12 @@ def test_both_remember_the_same() -> None:
             native.add(path)
             plain.add(path)
         assert native.depth(path) == plain.depth(path)
+
+
+def test_what_was_touched_has_its_pages() -> None:
+    """New pages cost the first prompts milliseconds."""
+    seen = SeenBlocks()
+    seen.touch()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    seen._marks[::1024] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5

@@ -194,6 +194,7 @@ async def test_a_fleet_publishes_what_it_holds_and_answers_as_one(
         (["--engine", "timing", "--profile", "cpu", "--kv-memory-gib", "1"], "kv_memory_gib"),
         (["--engine", "timing", "--profile", "cpu", "--max-running", "256"], "max_step_tokens"),
         (["--profile", "cpu"], "profile: goes with --engine timing"),
+        (["--engine", "timing", "--profile", "cpu", "--device", "cuda"], "device: --engine timing computes nothing"),
         (["--time-scale", "0.5"], "time_scale: goes with --engine timing"),
     ],
 )
