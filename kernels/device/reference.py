@@ -22,8 +22,6 @@ __all__ = [
     "silu_mul",
 ]
 
-UNUSABLE = -1
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return kernels.reference.rms_norm(x.float(), weight.float(), eps).to(x.dtype)
@@ -78,12 +76,8 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, points: Tensor) -> Tensor:
-    host = [part.cpu() for part in (logits.float(), temperature, top_k, top_p, min_p, points)]
-    usable = host[0].amax(-1).isfinite() & ~host[0].isnan().any(-1)
-    tokens = torch.full((len(logits),), UNUSABLE)
-    if usable.any():
-        tokens[usable] = kernels.reference.draw(*(part[usable] for part in host))
-    return tokens.to(logits.device)
+    settings = (part.cpu() for part in (temperature, top_k, top_p, min_p, points))
+    return kernels.reference.draw(logits.float().cpu(), *settings).to(logits.device)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
