@@ -13,8 +13,9 @@ up: $(INSTALLED)
 	$(BIN)/ryokan up
 
 # Three files at a time: most of them wait more than they compute, for processes and for time-outs.
+# A worker that dies ends the run: pytest-xdist gives its place to another, and then waits for ever.
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Needs RYOKAN_VLLM_PYTHON, a Python that has vLLM; takes minutes.
 test-vllm: $(INSTALLED)

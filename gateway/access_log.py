@@ -29,7 +29,7 @@ _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
 OFF, STDOUT = "off", "-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
     """What is known of every request, also of one that never got as far as to a trace."""
 
@@ -46,7 +46,7 @@ class Answered:
     """Of an error that the gateway made."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Course:
     """How a request went, in seconds."""
 
@@ -59,17 +59,22 @@ class Course:
 
 
 def course(trace: Trace, took_s: float) -> Course:
-    marks: dict[str, float] = {}
-    received_at = trace.received_at
+    tokenised_at = dispatched_at = first_byte_at = None
     for name, at, _ in trace.marks:
-        if name not in marks or name == "first_byte":
-            marks[name] = at - received_at
-    tokens, ttft_s = trace.answer.tokens, marks.get("first_byte")
-    itl_s = held_s = None
-    if ttft_s is not None and tokens > 1 and trace.answer.is_stream:
-        itl_s = (took_s - ttft_s) / (tokens - 1)
-    if "tokenised" in marks:
-        held_s = marks.get("dispatched", took_s) - marks["tokenised"]
+        if name == "first_byte":
+            first_byte_at = at
+        elif name == "tokenised":
+            tokenised_at = at
+        elif name == "dispatched" and dispatched_at is None:
+            dispatched_at = at
+    tokens = trace.answer.tokens
+    ttft_s = itl_s = held_s = None
+    if first_byte_at is not None:
+        ttft_s = first_byte_at - trace.received_at
+        if tokens > 1 and trace.answer.is_stream:
+            itl_s = (took_s - ttft_s) / (tokens - 1)
+    if tokenised_at is not None:
+        held_s = (trace.received_at + took_s if dispatched_at is None else dispatched_at) - tokenised_at
     return Course(ttft_s, held_s, itl_s, tokens)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -46,6 +47,8 @@ from gateway.reload import RELOADER, Reloader, read_key_set
 from gateway.rescue import rescue
 from gateway.siblings import NO_SIBLINGS, SIBLINGS, Siblings
 from gateway.tenants.gatekeeper import Gatekeeper
+from gateway.tenants.ledger import Ledger
+from gateway.tenants.share import share
 from gateway.traces import Traces
 from gateway.upstream import RetryBudget, Upstream
 from gateway.wire import Wire
@@ -74,7 +77,7 @@ def make_app(
     Raises UnknownPolicy, PolicyFileError, KeyFileError or ConfigError."""
     app = web.Application(client_max_size=config.body_limit, middlewares=[outermost, cors.options])
     app[CONFIG], app[LIVE], app[CLOCK] = config, Live(config), clock
-    app[GATE] = Gatekeeper(read_key_set(config), clock)
+    app[GATE] = Gatekeeper(read_key_set(config), clock, shared=bool(siblings.sockets))
     app[SIBLINGS] = siblings
     app[LIFECYCLE] = Lifecycle(started_at=int(time.time()))
     app[METRICS] = metrics = Metrics(registry or CollectorRegistry())
@@ -87,6 +90,8 @@ def make_app(
     if config.redis_url:
         app.cleanup_ctx.extend([readers, intents])
     app.cleanup_ctx.append(probers)
+    if config.keys_file is not None and siblings.sockets:
+        app.cleanup_ctx.append(sharing)
     app[RELOADER] = Reloader(app, load or (lambda: app[LIVE].config))
     app.cleanup_ctx.extend([policy_file, reloading])
     app.on_response_prepare.append(cors.add_headers)
@@ -153,7 +158,7 @@ async def recorder(app: web.Application) -> AsyncIterator[None]:
 
 
 async def upstream(app: web.Application) -> AsyncIterator[None]:
-    async with Upstream(app[CONFIG].timeouts) as session:
+    async with Upstream(app[CONFIG].timeouts, app[CONFIG].upstream_keys) as session:
         app[UPSTREAM] = session
         for pool in app[POOLS]:
             pool.dispatcher = dispatcher_of(app, pool)
@@ -206,6 +211,14 @@ async def probers(app: web.Application) -> AsyncIterator[None]:
         return None if pool.prober is None else pool.prober.run(pool.dispatcher.fleet_changed, app[CLOCK])
 
     async with running(app, "prober", prober):
+        yield
+
+
+async def sharing(app: web.Application) -> AsyncIterator[None]:
+    """What keys use, with the other workers."""
+    siblings = app[SIBLINGS]
+    ledger = Ledger(app[GATE].meter, siblings.number, secrets.token_hex(8))
+    async with alongside(share(ledger, siblings.number, siblings.ledgers, app[CLOCK]), "ledger"):
         yield
 
 
@@ -266,7 +279,7 @@ async def outermost(request: web.Request, handler: Handler) -> web.StreamRespons
     themselves."""
     status, code, began = CLIENT_GONE, None, request.app[CLOCK]()
     try:
-        answer = await guarded(handler(request), lambda: None)
+        answer = await guarded(handler(request))
         code = answer.code if isinstance(answer, Failure) else None
         response = _response(answer) if isinstance(answer, Failure) else answer
         status = response.status

@@ -9,7 +9,7 @@ size is known as well. Pure.
 
 from array import array
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ FLIGHT_S = 0.002
 """A request that was sent so shortly before a report isn't in it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     tokens: int
     at: float
     is_own: bool
@@ -84,15 +83,15 @@ class Backlog:
 
     def sent(self, key: Hashable, tokens: int, at: float, tokens_per_s: float, *, is_own: bool) -> None:
         """Own requests are ended by `done` alone, others' also by `expire`."""
-        if key in self._waiting or (not is_own and len(self._waiting) >= INTENTS_MAX):
+        waiting = self._waiting
+        if key in waiting or (not is_own and len(waiting) >= INTENTS_MAX):
             return
-        one = _Waiting(tokens, at, is_own)
-        is_new = self._is_new(one)
+        is_new = at > self._reported_at - FLIGHT_S
         if not (is_own or is_new or self._reported):
             # Heard of late: it is done.
             return
-        self._waiting[key] = one
-        self._count(one, 1)
+        one = waiting[key] = _Waiting(tokens, at, is_own)
+        self._count(tokens, 1)
         if is_new:
             self._rise(one, tokens_per_s)
 
@@ -100,7 +99,7 @@ class Backlog:
         """Nothing of it is left to prefill; of one that isn't known, nothing follows."""
         one = self._waiting.pop(key, None)
         if one is not None:
-            self._count(one, -1)
+            self._count(one.tokens, -1)
 
     def expire(self, now: float) -> bool:
         """Whether anything has ended: call it now and then."""
@@ -125,13 +124,15 @@ class Backlog:
         return one.at > self._reported_at - FLIGHT_S
 
     def _rise(self, one: _Waiting, tokens_per_s: float) -> None:
-        at = max(one.at, self.as_of)
-        sunk = tokens_per_s * (at - self.as_of) if self.level else 0.0
-        self.level = max(0.0, self.level - sunk) + one.tokens
+        level, as_of = self.level, self.as_of
+        at = one.at if one.at > as_of else as_of
+        if level:
+            level -= tokens_per_s * (at - as_of)
+        self.level = (level if level > 0.0 else 0.0) + one.tokens
         self.as_of = at
 
-    def _count(self, one: _Waiting, sign: int) -> None:
-        self.known += sign * one.tokens
-        place = size_class(one.tokens)
-        self.sizes[place] += sign * one.tokens
-        self.sizes[SIZES + place] += sign
+    def _count(self, tokens: int, sign: int) -> None:
+        place, sizes, signed = size_class(tokens), self.sizes, sign * tokens
+        self.known += signed
+        sizes[place] += signed
+        sizes[SIZES + place] += sign

@@ -30,12 +30,14 @@ async def read_body(request: web.Request) -> bytes:
     return await unpacked_body(AiohttpExchange(request), app[CONFIG].body_limit, app[POOLS].first.tokenizer.in_thread)
 
 
-async def unpacked_body(exchange: Exchange, limit: int, in_thread: InThread) -> bytes:
-    """Raises UnsupportedEncoding, RequestError, HttpError."""
+def unpacked_body(exchange: Exchange, limit: int, in_thread: InThread) -> Awaitable[bytes]:
+    """Raises UnsupportedEncoding, RequestError; awaited, HttpError and RequestError."""
     encoding = check_content(exchange.headers)
+    return _unpacked_body(exchange, encoding, limit, in_thread) if encoding else exchange.body()
+
+
+async def _unpacked_body(exchange: Exchange, encoding: str, limit: int, in_thread: InThread) -> bytes:
     body = await exchange.body()
-    if encoding == "":
-        return body
     if len(body) <= INLINE_MAX and encoding != "zstd":
         return unpacked(body, encoding, limit)
     return await in_thread(lambda: unpacked(body, encoding, limit))
@@ -43,14 +45,20 @@ async def unpacked_body(exchange: Exchange, limit: int, in_thread: InThread) -> 
 
 def check_content(headers: Mapping[str, str]) -> str:
     """The body's encoding, if it has one that can be undone. Raises UnsupportedEncoding or RequestError."""
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding == "identity":
-        encoding = ""
-    if encoding and encoding not in ENCODINGS:
-        raise UnsupportedEncoding(f"content-encoding {encoding!r}: send gzip, deflate, zstd or nothing")
+    given = headers.get("content-encoding")
+    encoding = "" if given is None else _coding(given)
     kind = headers.get("content-type")
     if kind is not None and kind != "application/json" and _bare(kind) != "application/json":
         raise RequestError(f"content-type must be application/json, not {_bare(kind)}")
+    return encoding
+
+
+def _coding(given: str) -> str:
+    encoding = given.strip().lower()
+    if encoding == "identity":
+        return ""
+    if encoding and encoding not in ENCODINGS:
+        raise UnsupportedEncoding(f"content-encoding {encoding!r}: send gzip, deflate, zstd or nothing")
     return encoding
 
 

@@ -10,6 +10,7 @@ from gateway.addresses import DEFAULT_NETWORKS, AddressList
 from gateway.hold.bounds import Bounds
 from gateway.index.prefix_index import MAX_BLOCKS
 from gateway.served import ServedModel, check_served
+from gateway.upstream_keys import UpstreamKeys
 from gateway.upstream_urls import named_upstreams
 from replica.protocol.otel import is_endpoint
 from replica.protocol.redis_url import RedisUrlError, parse_redis_url
@@ -58,6 +59,8 @@ class GatewayConfig:
     """URLs of engines that aren't ours and publish nothing; see probes.py."""
     models: tuple[ServedModel, ...] = ()
     """Several, in place of `model`, `model_name`, `fleet` and `upstreams`."""
+    upstream_keys: UpstreamKeys = field(default_factory=UpstreamKeys)
+    """What they ask of us; see upstream_keys.py."""
     probe_interval_s: float = 1.0
     """How often each of them is asked whether it is there."""
     model_name: str | None = None

@@ -1,32 +1,81 @@
 """What belongs to one request of the hot path, from its head to the end of its answer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from gateway.http.exchange import Exchange
-from gateway.keys import POOLS
+from gateway.keys import (
+    BUDGET,
+    CLOCK,
+    GATE,
+    LIFECYCLE,
+    LIVE,
+    METRICS,
+    OBSERVER,
+    POOLS,
+    RECORDER,
+    TRACES,
+    UPSTREAM,
+    Lifecycle,
+    Live,
+)
+from gateway.metrics import Metrics
+from gateway.observer import Observer
 from gateway.pools import Pool
+from gateway.recording.recorder import Recorder
 from gateway.relay import ClientStream
 from gateway.tenants.caller import ANONYMOUS, Caller
-from gateway.traces import Trace
+from gateway.tenants.gatekeeper import Gatekeeper
+from gateway.traces import Trace, Traces
+from gateway.upstream import RetryBudget, Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the frame of every request needs of a running application: looked up once."""
+
+    app: web.Application
+    budget: RetryBudget
+    clock: Callable[[], float]
+    first_pool: Pool
+    gate: Gatekeeper
+    lifecycle: Lifecycle
+    live: Live
+    metrics: Metrics
+    observer: Observer
+    recorder: Recorder
+    traces: Traces
+    upstream: Upstream
+
+    @classmethod
+    def of(cls, app: web.Application) -> "Parts":
+        """Once it is set up."""
+        return cls(
+            app,
+            app[BUDGET],
+            app[CLOCK],
+            app[POOLS].first,
+            app[GATE],
+            app[LIFECYCLE],
+            app[LIVE],
+            app[METRICS],
+            app[OBSERVER],
+            app[RECORDER],
+            app[TRACES],
+            app[UPSTREAM],
+        )
 
 
 @dataclass(slots=True)
 class Context:
     app: web.Application
+    parts: Parts
     exchange: Exchange
     trace: Trace
+    pool: Pool
+    """Of the model that is asked for, once that is known; before, the first."""
     caller: Caller = ANONYMOUS
-    _pool: Pool | None = None
     stream: ClientStream | None = None
     """Where the client has asked for one."""
-
-    @property
-    def pool(self) -> Pool:
-        """Of the model that is asked for, once that is known; before, the first."""
-        return self.app[POOLS].first if self._pool is None else self._pool
-
-    @pool.setter
-    def pool(self, pool: Pool) -> None:
-        self._pool = pool

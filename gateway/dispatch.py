@@ -30,15 +30,13 @@ from gateway.trust import Prediction
 from gateway.upstream import RetryBudget, Upstream
 from replica.protocol import headers
 from replica.protocol.hashing import BLOCK_SIZE
+from replica.protocol.records import Heartbeat
 
 MAX_ATTEMPTS = 5
 """A prompt that fails wherever it goes must not visit a whole fleet."""
 
 RESUME_WAIT_S = 0.75
 """For a replica that can go on with a stream, where there is none: then its client is told."""
-
-_FREE = ExitStack()
-"""A slot that costs nothing and that nobody waits for: empty, so closing it does nothing."""
 
 _T = TypeVar("_T")
 
@@ -49,7 +47,9 @@ class Call:
 
     path: str
     payload: dict[str, Any]
-    """What the replica gets, but for the model's name."""
+    """What the replica gets, but for the model's name and the prompt."""
+    token_ids: bytes
+    """The prompt, by `TokenIds.json`: a list of ints takes eight times the memory, for as long as the stream lives."""
     as_text: Callable[[], dict[str, Any]] | None
     """The same for an engine that isn't ours: the prompt as the client sent it. None where there is no such engine, as
     it keeps the text for as long as the stream lives."""
@@ -70,32 +70,13 @@ class Call:
         return self.progress is not None and bool(self.progress.shown)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Routed:
     """Where a call went, with the answer's headers."""
 
     decision: Decision
     epoch: str
     answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What an attempt tells those that wait, and its own bounds."""
-
-    reception: Reception
-    guest: Guest
-    bound: asyncio.Timeout | None
-
-    def taken(self) -> None:
-        """Its lease counts: the next one may be decided over."""
-        self.reception.wake()
-
-    def over(self) -> None:
-        """It has its first byte."""
-        if self.bound is not None:
-            self.bound.reschedule(None)
-        self.reception.leave(self.guest)
 
 
 class Dispatcher:
@@ -121,6 +102,8 @@ class Dispatcher:
         self._hindsight = hindsight
         self._clock = clock
         self._observer = observer
+        # NOTE: to ask for the running loop each time costs a system call, to see whether the process has forked.
+        self._call_soon = asyncio.get_running_loop().call_soon
         self.reception = Reception(desk, metrics, clock, queue_s, longest_hold_s)
         self.arrivals = Waiters(clock)
         """Told whenever a replica may have become routable."""
@@ -138,14 +121,15 @@ class Dispatcher:
         self.arrivals.notify()
         self.reception.wake()
 
-    async def serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]]) -> _T:
+    def serve(self, call: Call, relay: Callable[[Routed], Awaitable[_T]]) -> Awaitable[_T]:
         """Routes, sends and relays. `relay` raises an UpstreamError only if another replica may go on: the client has
         seen nothing yet, or the call's progress says what.
 
         Raises an AdmissionError, or the UpstreamError of the last attempt.
         """
-        if call.terms.deadline == inf:
-            return await self._serve(call, relay, None)
+        return self._serve(call, relay, None) if call.terms.deadline == inf else self._serve_in_time(call, relay)
+
+    async def _serve_in_time(self, call: Call, relay: Callable[[Routed], Awaitable[_T]]) -> _T:
         async with first_byte_within(call.terms.deadline - self._clock()) as bound:
             return await self._serve(call, relay, bound)
 
@@ -155,19 +139,24 @@ class Dispatcher:
         while True:
             deadline = min(self._clock() + self.reception.queue_s, call.terms.deadline)
             guest = Guest(call.prompt, call.total_tokens, call.terms, frozenset(tried))
-            with await self._retry_slot(failure, deadline) if failure else _FREE as slot, self.reception.hosting(guest):
+            slot = None if failure is None else await self._retry_slot(failure, deadline)
+            try:
                 decision = await self._route(call, guest, failure, deadline)
-                epoch = self._router.fleet.heartbeat(decision.choice).epoch
+                heartbeat = self._router.fleet.heartbeat(decision.choice)
                 try:
-                    return await self._attempt(call, decision, slot, relay, Waiting(self.reception, guest, bound))
+                    return await self._attempt(call, decision, heartbeat, guest, slot, bound, relay)
                 except UpstreamError as error:
                     failure = error
-                    tried.add((decision.choice, epoch))
+                    tried.add((decision.choice, heartbeat.epoch))
                     self._blame(decision.choice, error)
                     call.trace.attempts[-1].failure = error.reason
                     if len(call.trace.attempts) >= MAX_ATTEMPTS:
                         raise
                     call = self._again(call, tried, error)
+            finally:
+                if slot is not None:
+                    slot.close()
+                self.reception.leave(guest)
 
     def _again(self, call: Call, tried: set[Incarnation], error: UpstreamError) -> Call:
         """What is sent next: the same, or what goes on after all that the client has."""
@@ -178,14 +167,12 @@ class Dispatcher:
         fleet = self._router.fleet
         tried |= {(name, beat.epoch) for name in fleet.present() if not (beat := fleet.heartbeat(name)).resumes}
         # The prompt, and what of the answer there is.
-        prompt = replace(call.prompt, tokens=call.trace.prompt_tokens + progress.tokens)
+        prompt = call.prompt._replace(tokens=call.trace.prompt_tokens + progress.tokens)
         return replace(call, prompt=prompt, total_tokens=max(call.total_tokens, prompt.tokens + 1))
 
-    async def _retry_slot(self, failure: UpstreamError, deadline: float) -> ExitStack:
+    async def _retry_slot(self, failure: UpstreamError, deadline: float) -> ExitStack | None:
         """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget."""
-        if isinstance(failure, ReplicaUnreachable):
-            return _FREE
-        return await self._budget.take(deadline)
+        return None if isinstance(failure, ReplicaUnreachable) else await self._budget.take(deadline)
 
     async def _route(self, call: Call, guest: Guest, failure: UpstreamError | None, deadline: float) -> Decision:
         """Waits for its turn; and for a replica where there was none, or where the one tried has just gone and will
@@ -197,7 +184,7 @@ class Dispatcher:
             arrived = await self.arrivals.until(lambda: self._arrive(call, guest) or None, deadline) or False
         if not arrived:
             raise failure or NoReplica(f"no replica is ready; waited {self.reception.queue_s:g} s for one")
-        if guest.is_held:
+        if guest.target:
             call.trace.mark("held", self._clock(), replica=guest.target)
             try:
                 await self.reception.turn(guest)
@@ -213,68 +200,84 @@ class Dispatcher:
         return decision
 
     def _arrive(self, call: Call, guest: Guest) -> bool:
-        begin = self._clock()
-        arrived = self.reception.arrive(guest)
+        clock = self._clock
+        begin = clock()
+        arrived = self.reception.arrive(guest, begin)
         if arrived:
-            self._metrics.routed(self._router.policy.name, self._clock() - begin)
+            self._metrics.routed(self._router.policy.name, clock() - begin)
         return arrived
 
     async def _attempt(
         self,
         call: Call,
         decision: Decision,
-        slot: ExitStack,
+        heartbeat: Heartbeat,
+        guest: Guest,
+        slot: ExitStack | None,
+        bound: asyncio.Timeout | None,
         relay: Callable[[Routed], Awaitable[_T]],
-        waiting: Waiting,
     ) -> _T:
-        heartbeat = self._router.fleet.heartbeat(decision.choice)
-        progress = call.progress
-        sent_headers = {headers.REQUEST_ID: call.trace.request_id, "content-type": "application/json"}
-        if progress is not None:
-            sent_headers[headers.RESUMABLE] = progress.header
-        if call.traced:
-            sent_headers[headers.TRACE] = "1"
+        trace, progress, choice = call.trace, call.progress, decision.choice
         lease = self._router.take(call.prompt, decision, self._clock(), call.choices)
-        waiting.taken()
+        # It counts: the next one may be decided over.
+        self.reception.wake()
         try:
-            call.trace.attempts.append(Attempt(decision.choice, after_tokens=progress.tokens if progress else 0))
-            sent_headers |= self._observer.attempt(call.trace)
-            call.trace.replica_url, call.trace.replica_traced = heartbeat.url, call.traced
-            call.trace.mark("dispatched", self._clock(), replica=decision.choice)
+            trace.attempts.append(Attempt(choice, after_tokens=progress.tokens if progress else 0))
+            trace.replica_url, trace.replica_traced = heartbeat.url, call.traced
+            trace.mark("dispatched", self._clock(), replica=choice)
             # NOTE: soon is when the bytes that somebody waits for are on their way; no error in it fails the request.
-            asyncio.get_running_loop().call_soon(self._sent, call.trace, call.trace.considered)
+            self._call_soon(self._sent, trace, trace.considered)
             # NOTE: no name for the body, which would live as long as the stream.
-            is_ours = not self._router.fleet.is_silent(decision.choice)
-            answer = await self._upstream.post(
-                heartbeat.url + call.path, _body(call, heartbeat.model, is_ours), sent_headers
-            )
+            is_ours, fields = not self._router.fleet.is_silent(choice), self._fields(call)
+            if not is_ours:
+                fields += "".join(
+                    f"{name}: {key}\r\n" for name, key in self._upstream.keys.headers(heartbeat.url).items()
+                )
+            answer = await self._upstream.post(heartbeat.url + call.path, _body(call, heartbeat.model, is_ours), fields)
             try:
-                slot.close()
                 routed = Routed(decision, heartbeat.epoch, answer)
                 if answer.status == 200 and call.is_resumed:
                     self._resumed(call, routed, lease)
                 elif answer.status == 200:
                     self._first_byte(call, routed, lease)
-                waiting.over()
+                self._waited(guest, slot, bound)
                 result = await relay(routed)
             finally:
                 answer.close()
-            call.trace.mark("done", self._clock())
+            trace.mark("done", self._clock())
             return result
         finally:
             lease.release(self._clock())
 
+    def _fields(self, call: Call) -> str:
+        """Of the header of what goes to a replica."""
+        fields = f"{headers.REQUEST_ID}: {call.trace.request_id}\r\ncontent-type: application/json\r\n"
+        if call.progress is not None:
+            fields += f"{headers.RESUMABLE}: {call.progress.header}\r\n"
+        if call.traced:
+            fields += f"{headers.TRACE}: 1\r\n"
+        for name, value in self._observer.attempt(call.trace).items():
+            fields += f"{name}: {value}\r\n"
+        return fields
+
+    def _waited(self, guest: Guest, slot: ExitStack | None, bound: asyncio.Timeout | None) -> None:
+        """It has its first byte."""
+        if slot is not None:
+            slot.close()
+        if bound is not None:
+            bound.reschedule(None)
+        self.reception.leave(guest)
+
     def _first_byte(self, call: Call, routed: Routed, lease: Lease) -> None:
-        now, decision = self._clock(), routed.decision
+        now, decision, trace = self._clock(), routed.decision, call.trace
         lease.first_token(now)
-        call.trace.mark("first_byte", now)
+        trace.mark("first_byte", now)
         self._router.fleet.succeeded(decision.choice)
-        ttft_s = now - call.trace.received_at
-        self._metrics.first_byte(decision.policy, ttft_s, call.prompt.tokens, decision.cached_tokens)
-        call.trace.delivered_tokens = None
+        self._metrics.first_byte(decision.policy, now - trace.received_at, call.prompt.tokens, decision.cached_tokens)
+        trace.delivered_tokens = None
         raw = routed.answer.headers.get(headers.DELIVERED_TOKENS, "")
         delivered = self._delivered(call, routed, int(raw)) if raw.isascii() and raw.isdigit() else None
-        asyncio.get_running_loop().call_soon(self._computed, call.trace, call.trace.considered, delivered)
+        asyncio.get_running_loop().call_soon(self._computed, trace, trace.considered, delivered)
 
     def _resumed(self, call: Call, routed: Routed, lease: Lease) -> None:
         """The prompt's first token is long past: that isn't measured twice."""
@@ -297,11 +300,8 @@ class Dispatcher:
         if delivered > prompt.tokens or trace.delivered_tokens is not None:
             return None
         trace.delivered_tokens = delivered
-        prediction = Prediction(
-            possible=BLOCK_SIZE * min(len(prompt.hashes), (prompt.tokens - 1) // BLOCK_SIZE),
-            expected=decision.cached_tokens,
-            held=decision.held_tokens,
-        )
+        possible = BLOCK_SIZE * min(len(prompt.hashes), (prompt.tokens - 1) // BLOCK_SIZE)
+        prediction = Prediction(possible, decision.cached_tokens, decision.held_tokens)
         who = decision.choice, routed.epoch
         self._router.fleet.observe(who, prompt.tokens, prediction, delivered, self._clock())
         self._metrics.delivered(decision.policy, delivered, prediction.errors(delivered))
@@ -334,6 +334,8 @@ class Dispatcher:
 
 
 def _body(call: Call, model: str, is_ours: bool) -> bytes:
-    payload = call.payload if is_ours or call.as_text is None else call.as_text()
     added = {} if call.progress is None else call.progress.field()
-    return orjson.dumps(payload | {"model": model} | added)
+    if not is_ours and call.as_text is not None:
+        return orjson.dumps(call.as_text() | {"model": model} | added)
+    fields = orjson.dumps(call.payload | {"model": model} | added)
+    return b'%b,"prompt_token_ids":[%b]}' % (fields[:-1], call.token_ids)

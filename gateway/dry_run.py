@@ -27,10 +27,12 @@ async def dry_run(request: web.Request) -> web.Response:
     parsed = _parsed(await read_body(request), request.query.get("endpoint"))
     pool = app[POOLS].of(parsed.model)
     check(parsed, pool.text)
+    if isinstance(parsed, openai.CompletionRequest) and len(parsed.prompts) > 1:
+        raise openai.RequestError("prompt: each prompt is routed by itself; ask about one", "prompt")
     prompt = await prompt_of(pool.tokenizer, parsed)
     openai.output_limit(prompt.length, parsed.max_new_tokens, pool.context_limit.at(app[CLOCK]()))
     policy = _policy(pool, request.query.get("policy"))
-    tokens = total_tokens(parsed, prompt)
+    tokens = total_tokens(prompt, parsed.max_new_tokens)
     asked = route_request(request.headers, parsed, prompt)
     considered = pool.router.consider(asked, tokens, frozenset(), app[CLOCK](), policy)
     if considered is None:

@@ -1,7 +1,7 @@
 """The outermost edge of a request: every error in OpenAI's shape, and the only place that catches all of them."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,27 +32,35 @@ class Failure:
     """What went wrong, in one word."""
 
 
-async def guarded(work: Awaitable[_T], trace: Callable[[], Trace | None]) -> _T | Failure:
+async def guarded(work: Awaitable[_T], trace: Trace | None = None) -> _T | Failure:
     """Raises ConnectionError where the client went away while its answer was being written, and nothing else."""
     try:
         return await work
-    except web.HTTPException as error:
-        allow = {"allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        return failure(trace(), Answer(error.status, kind, None), error.reason, extra=allow)
-    except HttpError as error:
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        return failure(trace(), Answer(error.status, kind, error.code), str(error))
-    except RequestError as error:
-        return failure(trace(), Answer(400, "invalid_request_error", error.code), str(error), param=error.param)
-    except GatewayError as error:
-        return failure(trace(), answer_for(error), str(error))
-    except ConnectionError:
-        raise
-    except Exception:
-        known = trace()
-        log.exception("request %s failed", "without id" if known is None else known.request_id)
-        return failure(known, INTERNAL, "internal error")
+    except Exception as error:
+        return failure_of(error, trace)
+
+
+def failure_of(error: Exception, trace: Trace | None) -> Failure:
+    """Of an error that is just being handled; ConnectionError is raised again."""
+    match error:
+        case web.HTTPException():
+            allow = {"allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            return failure(trace, Answer(error.status, _kind(error.status), None), error.reason, extra=allow)
+        case HttpError():
+            return failure(trace, Answer(error.status, _kind(error.status), error.code), str(error))
+        case RequestError():
+            return failure(trace, Answer(400, "invalid_request_error", error.code), str(error), param=error.param)
+        case GatewayError():
+            return failure(trace, answer_for(error), str(error))
+        case ConnectionError():
+            raise error
+        case _:
+            log.error("request %s failed", "without id" if trace is None else trace.request_id, exc_info=error)
+            return failure(trace, INTERNAL, "internal error")
+
+
+def _kind(status: int) -> str:
+    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 def failure(

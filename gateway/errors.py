@@ -109,6 +109,12 @@ class ReplicaFailed(UpstreamError):
     reason = "5xx"
 
 
+class UpstreamRefused(ReplicaFailed):
+    """An upstream doesn't take the key that it was shown, or wants one."""
+
+    reason = "refused"
+
+
 class ReplicaBusy(UpstreamError):
     """The replica is draining or full, which says nothing about its health."""
 
@@ -147,6 +153,7 @@ ANSWERS: dict[type[GatewayError], Answer] = {
     ReplicaDied: Answer(502, "upstream_error", "replica_died"),
     ReplicaTimeout: Answer(504, "upstream_error", "replica_timeout"),
     ReplicaFailed: Answer(502, "upstream_error", "replica_failed"),
+    UpstreamRefused: Answer(502, "upstream_error", "upstream_refused"),
     ReplicaBusy: Answer(503, "service_unavailable", "replicas_busy", retry_after_s=1),
     RetryBudgetExhausted: Answer(503, "service_unavailable", "retry_budget_exhausted", retry_after_s=1),
 }

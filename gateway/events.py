@@ -19,12 +19,12 @@ class EventRelay:
     A last event that is still incomplete is held back, so that what follows a break is never glued to half of one.
     """
 
-    __slots__ = ("_held", "between_events", "delivered", "done", "events", "rewrite")
+    __slots__ = ("_held", "begun", "between_events", "delivered", "done", "rewrite")
 
     def __init__(self) -> None:
         self._held = b""
-        self.events = 0
-        """How many went to the client, comments included."""
+        self.begun = False
+        """Whether an event has gone to the client, comments included."""
         self.done = False
         self.delivered: int | None = None
         """Tokens from the replica's cache, where it told them in a comment."""
@@ -43,11 +43,14 @@ class EventRelay:
             data = self._whole_part(data)
         else:
             self.between_events = True
+            if b"[DONE]" not in data:
+                self.begun = True
+                return data if self.rewrite is None else self.rewrite(data)
         if b"[DONE]" in data and (start := find_done(data)) >= 0:
             self.done = True
             rest, self.delivered = without_comment(data[:start])
             return self._passed(rest) + DONE
-        return self._passed(data) if data else b""
+        return self._passed(data)
 
     def end(self) -> bytes:
         """The replica's answer has come to its proper end."""
@@ -67,8 +70,10 @@ class EventRelay:
         self._held = b""
 
     def _passed(self, events: bytes) -> bytes:
-        self.events += events.count(b"\n\n")
-        return events if self.rewrite is None or not events else self.rewrite(events)
+        if not events:
+            return b""
+        self.begun = True
+        return events if self.rewrite is None else self.rewrite(events)
 
     def _whole_part(self, data: bytes) -> bytes:
         end = data.rfind(b"\n\n") + 2

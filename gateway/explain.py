@@ -38,6 +38,8 @@ def explained(trace: Trace) -> dict[str, Any]:
     considered = trace.considered
     if considered is None:
         text = "it is waiting for a replica, or none could take it" if trace.prompt_tokens else "it was refused"
+        if trace.prompts:
+            text = f"each of its prompts was by itself: {', '.join(trace.prompts)}"
         decided = {"summary": f"not routed: {text}", **NOT_ROUTED}
     else:
         decided = decision_explained(considered)

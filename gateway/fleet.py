@@ -77,13 +77,19 @@ class _Member:
     first_tokens_at: float = 0.0
     """The sum over all that are streaming."""
 
+    cost: CostModel = NOMINAL
+    """As the heartbeat says, once it says any."""
+
+    def __post_init__(self) -> None:
+        self.hear(self.heartbeat, self.beat_at)
+
+    def hear(self, heartbeat: Heartbeat, at: float) -> None:
+        self.heartbeat, self.beat_at, self.compatible = heartbeat, at, None
+        cost = heartbeat.cost
+        self.cost = cost if cost.c_lin > 0 and cost.max_step_tokens > 0 else NOMINAL
+
     def believe(self, now: float) -> None:
         self.honoured, self.unpromised = self.trust.honoured(now), self.trust.unpromised(now)
-
-    @property
-    def cost(self) -> CostModel:
-        cost = self.heartbeat.cost
-        return cost if cost.c_lin > 0 and cost.max_step_tokens > 0 else NOMINAL
 
     @property
     def is_up(self) -> bool:
@@ -97,9 +103,13 @@ class _Member:
     @property
     def tokens_per_s(self) -> float:
         """At which what is queued sinks: in whole steps, with the decodes beside, and after the step under way."""
-        cost, decoding = self.cost, max(self.decoding, self.heartbeat.load.decoding)
-        level = self.backlog.level
-        tokens = min(level if level > 1.0 else 1.0, cost.max_step_tokens)
+        return self._sinking(max(self.decoding, self.heartbeat.load.decoding))
+
+    def _sinking(self, decoding: int) -> float:
+        cost, level = self.cost, self.backlog.level
+        tokens = level if level > 1.0 else 1.0
+        if tokens > cost.max_step_tokens:
+            tokens = cost.max_step_tokens
         step_s = cost.c0 + cost.c_dec * decoding
         return tokens / (step_s + cost.c_lin * tokens + (step_s / 2 if decoding else 0.0))
 
@@ -117,20 +127,19 @@ class _Member:
 
     def show_leases(self) -> None:
         backlog, load = self.backlog, self.heartbeat.load
-        requests, streaming = backlog.requests, self.streaming
+        requests, leases = backlog.requests, len(self.prefilling) + self.streaming
+        waiting = requests if requests > load.waiting else load.waiting
+        decoding = self.decoding if self.decoding > load.decoding else load.decoding
         self.table.write_queue(
             self.heartbeat.replica,
-            (requests if requests > load.waiting else load.waiting),
-            (self.decoding if self.decoding > load.decoding else load.decoding),
-            self.stay_s or 2 * self.streaming_for(self.beat_at),
-            (len(self.prefilling) + streaming, backlog.level, backlog.as_of, requests, backlog.bound),
-            self.tokens_per_s,
+            (waiting, decoding, self.stay_s or 2 * self.streaming_for(self.beat_at)),
+            (leases, backlog.level, backlog.as_of, requests, backlog.unknown + backlog.known, self._sinking(decoding)),
             backlog.sizes,
         )
 
     def show_belief(self) -> None:
         """What an answer changes."""
-        self.table.write(self.heartbeat.replica, trust=self.honoured, unpromised=self.unpromised, reuse=self.reuse)
+        self.table.write_belief(self.heartbeat.replica, self.honoured, self.unpromised, self.reuse)
 
     def show(self) -> None:
         """To the table, all of it."""
@@ -182,18 +191,21 @@ class Lease:
         self.on_prefilled: Callable[[float], None] | None = None
         """Called once: at the first token, or at a release without one."""
         member.prefilling.add(self)
-        member.backlog.sent(self, uncached_tokens, now, member.tokens_per_s, is_own=True)
-        member.changed()
+        # What is empty doesn't sink.
+        tokens_per_s = member.tokens_per_s if member.backlog.level else 0.0
+        member.backlog.sent(self, uncached_tokens, now, tokens_per_s, is_own=True)
+        member.stale.add(member)
 
     def first_token(self, now: float) -> None:
-        if self in self._member.prefilling:
-            self._member.prefilling.remove(self)
-            self._member.backlog.done(self)
-            self._member.streaming += 1
-            self._member.first_tokens_at += now
-            self._member.decoding += self.choices
+        member = self._member
+        if self in member.prefilling:
+            member.prefilling.remove(self)
+            member.backlog.done(self)
+            member.streaming += 1
+            member.first_tokens_at += now
+            member.decoding += self.choices
             self.first_token_at = now
-            self._member.changed()
+            member.stale.add(member)
             if self.on_prefilled is not None:
                 self.on_prefilled(now)
 
@@ -201,11 +213,12 @@ class Lease:
         self.first_token(now)
         if self._open:
             self._open = False
-            self._member.stayed(now - self.first_token_at)
-            self._member.first_tokens_at -= self.first_token_at
-            self._member.streaming -= 1
-            self._member.decoding -= self.choices
-            self._member.changed()
+            member = self._member
+            member.stayed(now - self.first_token_at)
+            member.first_tokens_at -= self.first_token_at
+            member.streaming -= 1
+            member.decoding -= self.choices
+            member.stale.add(member)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +295,7 @@ class Fleet:
         if beat.heartbeat.epoch != member.heartbeat.epoch:
             member.trust, member.reuse = Trust(), UNKNOWN_REUSE
         member.believe(beat_at)
-        member.heartbeat, member.beat_at, member.compatible = beat.heartbeat, beat_at, None
+        member.hear(beat.heartbeat, beat_at)
         member.health.heard(beat.heartbeat.stalled_s, beat_at)
         if member.is_up and not was_up and beat_at > self._begun_at + SLOW_START_S:
             # Those that come at about the same time are a fleet that starts.
@@ -299,7 +312,8 @@ class Fleet:
         member = self._members.get(replica)
         if member is None:
             member = self._members[replica] = _Member(heartbeat, now, self._table, self._stale)
-        member.heartbeat, member.beat_at, member.present, member.compatible = heartbeat, now, True, None
+        member.hear(heartbeat, now)
+        member.present = True
         member.believe(now)
         member.show()
 
@@ -379,7 +393,7 @@ class Fleet:
         member = self._members.get(replica)
         if member is None or member.heartbeat.epoch != epoch:
             return
-        member.reuse += REUSE_WEIGHT * (delivered / max(1, prompt_tokens) - member.reuse)
+        member.reuse += REUSE_WEIGHT * (delivered / (prompt_tokens or 1) - member.reuse)
         if self.compatible(replica):
             member.trust.observe(prediction, delivered, now)
             member.believe(now)
@@ -394,7 +408,8 @@ class Fleet:
         self, now: float, tokens: int, tried: Set[Incarnation], matches: Mapping[str, Match]
     ) -> Candidates | None:
         """`candidates` of those that are `open`; None where there is none."""
-        self._refresh()
+        while self._stale:
+            self._stale.pop().show_leases()
         without = [r for r, epoch in tried if self._epoch(r) == epoch] if tried else ()
         return self._table.choosable(now, self._frozen, tokens, without, matches)
 

@@ -9,19 +9,26 @@ import numpy as np
 
 from gateway.index.prefix_index import Match, Matches
 from gateway.routing.candidates import ROWS, Candidates, Figures, Floats, Mask, id_hash
-from gateway.routing.native.library import PICK, TABLE, Library
+from gateway.routing.native.library import TABLE, Library
 
 _AT = {name: number for number, name in enumerate(TABLE)}
 _WIDTH = len(TABLE)
 _COPIED = len(ROWS) - ROWS.index("waiting")
 """Columns at the beginning that candidates get as they are: the last rows of theirs."""
-_WAITING_AT, _DECODING_AT, _STAY_AT, _LEASES_AT = map(_AT.__getitem__, ("waiting", "decoding", "stay_s", "leases"))
+_LOAD = Struct("=3d")
+_LOAD_AT = _AT["waiting"]
+assert TABLE[_LOAD_AT:][:3] == ("waiting", "decoding", "stay_s")
+_BELIEF = Struct("=3d")
+_BELIEF_AT = _AT["trust"]
+assert TABLE[_BELIEF_AT:][:3] == ("trust", "unpromised", "reuse")
 _BACKLOG = Struct("=6d")
-"""`leases` and what comes after it."""
-assert TABLE[_LEASES_AT:] == ("leases", "level", "as_of", "floor", "bound", "tokens_per_s")
+_BACKLOG_AT = _AT["leases"]
+assert TABLE[_BACKLOG_AT:] == ("leases", "level", "as_of", "floor", "bound", "tokens_per_s")
 _SIZES_AT, _SIZES_END = _AT["size_tokens"], _AT["id_hash"]
 _NO_NUMBERS = array("d", bytes(8))
 _NOBODY = array("I")
+_FIGURES = Struct("=3qdqd")
+"""Of PICK, which is in the order of Figures."""
 _NO_PLACES = array("I", bytes(4))
 
 SLOW_START_SHARE = 1.5
@@ -39,7 +46,8 @@ class FleetTable:
         """As last asked for, until a replica comes or goes."""
         self._slots: tuple[tuple[str, ...], array[int]] | None = None
         """Names of the index's slots, as last seen, and their places here; likewise."""
-        self._figures = array("d", bytes(8 * len(PICK)))
+        self._slots_at = 0
+        self._figures = array("d", bytes(_FIGURES.size))
         self._figures_at = self._figures.buffer_info()[0]
 
     def write(self, replica: str, **values: float) -> None:
@@ -53,23 +61,26 @@ class FleetTable:
     def write_queue(
         self,
         replica: str,
-        waiting: float,
-        decoding: float,
-        stay_s: float,
-        backlog: tuple[float, float, float, float, float],
-        tokens_per_s: float,
+        load: tuple[float, float, float],
+        backlog: tuple[float, float, float, float, float, float],
         sizes: "array[float]",
     ) -> None:
-        """What each request changes, several times. `backlog`: leases, level, as_of, floor, bound. `sizes`: tokens by
-        size, then counts."""
+        """What each request changes, several times. `load`: waiting, decoding, stay_s. `backlog`: leases, level, as_of,
+        floor, bound, tokens_per_s. `sizes`: tokens by size, then counts."""
         place = self._place.get(replica)
         if place is None:
             place = self._add(replica)
         numbers, begin = self._numbers, place * _WIDTH
-        numbers[begin + _WAITING_AT], numbers[begin + _DECODING_AT] = waiting, decoding
-        numbers[begin + _STAY_AT] = stay_s
-        _BACKLOG.pack_into(numbers, 8 * (begin + _LEASES_AT), *backlog, tokens_per_s)
+        _LOAD.pack_into(numbers, 8 * (begin + _LOAD_AT), *load)
+        _BACKLOG.pack_into(numbers, 8 * (begin + _BACKLOG_AT), *backlog)
         numbers[begin + _SIZES_AT : begin + _SIZES_END] = sizes
+
+    def write_belief(self, replica: str, trust: float, unpromised: float, reuse: float) -> None:
+        """What each answer changes."""
+        place = self._place.get(replica)
+        if place is None:
+            place = self._add(replica)
+        _BELIEF.pack_into(self._numbers, 8 * (place * _WIDTH + _BELIEF_AT), trust, unpromised, reuse)
 
     def remove(self, replica: str) -> None:
         """The last replica moves to its place."""
@@ -91,22 +102,22 @@ class FleetTable:
             return self.candidates(mask, found, now) if mask.any() else None
         count = len(self._ids)
         memory = _NO_NUMBERS * (len(ROWS) * count)
-        places = _NO_PLACES * (2 * count)
-        tried = (
-            array("I", [self._place[replica] for replica in without if replica in self._place]) if without else _NOBODY
-        )
+        memory_at = memory.buffer_info()[0]
+        tried = _NOBODY
+        if without:
+            tried = array("I", [self._place[replica] for replica in without if replica in self._place])
+        tried_at, num_tried = tried.buffer_info()
+        groups_at, num_groups = found.groups.buffer_info()
+        slots_at, num_slots = found.numbers.buffer_info()
+        places_at = self._places_at(found.names) if num_slots else 0
         chosen = self._library.pick(
-            *(self._numbers_at, count, now, frozen, tokens, tried.buffer_info()[0], len(tried)),
-            *(found.groups.buffer_info()[0], len(found.groups) // 3, found.numbers.buffer_info()[0]),
-            self._places(found.names).buffer_info()[0] if found.numbers else None,
-            *(memory.buffer_info()[0], places.buffer_info()[0], self._figures_at),
-        )
+            self._numbers_at, count, now, frozen, tokens, tried_at, num_tried,
+            groups_at, num_groups // 3, slots_at, places_at, memory_at, self._chosen_at, self._figures_at,
+        )  # fmt: skip
         if not chosen:
             return None
-        ids = self._ids_of_all() if chosen == count else tuple(map(self._ids.__getitem__, places[:chosen]))
-        deepest, owners, most_held, queued, idle, tokens_per_s = self._figures
-        figures = Figures(int(deepest), int(owners), int(most_held), queued, int(idle), tokens_per_s)
-        return Candidates(ids, memory, self._library, figures)
+        ids = self._ids_of_all() if chosen == count else tuple(map(self._ids.__getitem__, self._chosen[:chosen]))
+        return Candidates(ids, memory, self._library, Figures._make(_FIGURES.unpack(self._figures)), memory_at)
 
     def open(self, now: float, frozen: bool, tokens: int, without: Collection[str]) -> Mask:
         """Which may be chosen for a request of so many tokens, prompt and answer."""
@@ -162,7 +173,13 @@ class FleetTable:
     def _places(self, names: tuple[str, ...]) -> "array[int]":
         if self._slots is None or self._slots[0] is not names:
             self._slots = names, array("i", [self._place.get(name, -1) for name in names])
+            self._slots_at = self._slots[1].buffer_info()[0]
         return self._slots[1]
+
+    def _places_at(self, names: tuple[str, ...]) -> int:
+        if self._slots is None or self._slots[0] is not names:
+            self._places(names)
+        return self._slots_at
 
     def _ids_of_all(self) -> tuple[str, ...]:
         if self._all_ids is None:
@@ -186,6 +203,9 @@ class FleetTable:
         self._numbers = _NO_NUMBERS * (replicas * _WIDTH)
         self._numbers_at = self._numbers.buffer_info()[0]
         self._rows: Floats = np.frombuffer(self._numbers).reshape(replicas, _WIDTH)
+        # Of a choice under way: their places, and the other way round.
+        self._chosen = _NO_PLACES * (2 * replicas)
+        self._chosen_at = self._chosen.buffer_info()[0]
 
 
 def _slow_start(mask: Mask, cold: Mask, leases: Floats) -> Mask:

@@ -1,14 +1,17 @@
 """The gateway's front door: the lean server for the hot routes, and the aiohttp application behind it."""
 
+from functools import partial
+
 from aiohttp import web
 
 from gateway import handlers
 from gateway.access_log import Answered
+from gateway.context import Parts
 from gateway.cors import cors_headers
 from gateway.http.errors import HttpError
 from gateway.http.limits import HttpLimits
 from gateway.http.server import LeanServer
-from gateway.keys import CONFIG, LIVE, OBSERVER, POOLS, UPSTREAM
+from gateway.keys import CONFIG, UPSTREAM
 
 HOT = frozenset(("POST", path) for path in handlers.PARSERS)
 
@@ -25,17 +28,18 @@ def make_front(runner: web.AppRunner, connections: int = 60_000) -> LeanServer:
     before the runner's own cleanup, and `close` it after."""
     app, server = runner.app, runner.server
     assert server is not None
+    parts = Parts.of(app)
 
     def refused(error: HttpError) -> None:
         answered = Answered(method="", path="", endpoint="unreadable", status=error.status, took_s=0.0, code=error.code)
-        app[OBSERVER].answered(answered, None, app[POOLS].first.router.policy.name)
+        parts.observer.answered(answered, None, parts.first_pool.router.policy.name)
 
     return LeanServer(
         HttpLimits(body=app[CONFIG].body_limit, connections=connections),
         app[UPSTREAM].wheel,
         hot=HOT,
-        handle=lambda exchange: handlers.answer(app, exchange),
+        handle=partial(handlers.answer, parts),
         guest=server,
         on_refused=refused,
-        refusal_headers=lambda head: cors_headers(head.path, head.headers, app[LIVE].config.cors_origins),
+        refusal_headers=lambda head: cors_headers(head.path, head.headers, parts.live.config.cors_origins),
     )

@@ -1,19 +1,17 @@
 """The OpenAI endpoints that generate. `complete` is the path of a request, step by step."""
 
-import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from gateway import quick_parse
 from gateway.access_log import Answered
 from gateway.bodies import unpacked_body
-from gateway.context import Context
+from gateway.context import Context, Parts
 from gateway.cors import cors_headers
 from gateway.dispatch import Call, Routed
 from gateway.edge import CLIENT_GONE, Failure, guarded
@@ -24,24 +22,18 @@ from gateway.http.aiohttp_exchange import exchanged
 from gateway.http.exchange import Exchange
 from gateway.keys import (
     ANSWERED,
-    BUDGET,
     CLOCK,
     CONFIG,
-    GATE,
-    LIFECYCLE,
-    LIVE,
     METRICS,
-    OBSERVER,
     POOLS,
-    RECORDER,
-    TRACES,
-    UPSTREAM,
 )
-from gateway.pools import Pool, Pools
-from gateway.relay import ClientStream
+from gateway.pools import Pool
+from gateway.relay import ClientStream, as_event
 from gateway.resume import Progress
 from gateway.routing.base import RouteRequest
 from gateway.sessions import session_name
+from gateway.several import serve as several
+from gateway.tenants.meter import Usage
 from gateway.tokens import Prompt, PromptTokenizer
 from replica.protocol import headers, openai
 from replica.protocol.checks import check_request
@@ -69,7 +61,7 @@ PARSERS: dict[str, Callable[[bytes], Parsed]] = {
 async def on_aiohttp(request: web.Request) -> web.StreamResponse:
     """The hot routes where aiohttp alone is the server."""
     request[ANSWERED] = True
-    return await exchanged(request, lambda exchange: answer(request.app, exchange))
+    return await exchanged(request, lambda exchange: answer(Parts.of(request.app), exchange))
 
 
 def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
@@ -82,16 +74,17 @@ def parse_for(endpoint: str) -> Callable[[bytes], Parsed]:
     return parsers[endpoint]
 
 
-async def answer(app: web.Application, exchange: Exchange) -> None:
+async def answer(parts: Parts, exchange: Exchange) -> None:
     """One request with whatever comes of it: every error in OpenAI's shape, every answer counted and logged."""
-    traces = app[TRACES]
-    trace = traces.begin(given_id(exchange.headers) or traces.fresh_id(), app[CLOCK]())
-    context = Context(app, exchange, trace)
-    context.trace.span = app[OBSERVER].span(exchange.headers)
-    exchange.more_headers = cors_headers(exchange.path, exchange.headers, app[LIVE].config.cors_origins)
+    traces, given = parts.traces, exchange.headers
+    trace = traces.begin(given_id(given) or traces.fresh_id(), parts.clock())
+    trace.span = parts.observer.span(given)
+    context = Context(parts.app, parts, exchange, trace, parts.first_pool)
+    if origins := parts.live.config.cors_origins:
+        exchange.more_headers = cors_headers(exchange.path, given, origins)
     status, code = CLIENT_GONE, None
     try:
-        failure = await guarded(complete(context), lambda: context.trace)
+        failure = await guarded(complete(context), trace)
         if failure is not None:
             fail(context, failure)
             code = failure.code
@@ -99,73 +92,114 @@ async def answer(app: web.Application, exchange: Exchange) -> None:
     finally:
         if context.stream is not None:
             context.stream.close()
+            # They know each other, which only the garbage collector would find.
+            context.stream = None
         observe(context, status, code)
 
 
 def observe(context: Context, status: int, code: str | None) -> None:
-    app, exchange, trace = context.app, context.exchange, context.trace
-    took_s = app[CLOCK]() - trace.received_at
+    parts, exchange, trace = context.parts, context.exchange, context.trace
+    took_s = parts.clock() - trace.received_at
     answered = Answered(exchange.method, exchange.path, exchange.path, status, took_s, trace.request_id, code)
-    app[OBSERVER].answered(answered, trace, context.pool.router.policy.name)
+    parts.observer.answered(answered, trace, context.pool.router.policy.name)
 
 
 def fail(context: Context, failure: Failure) -> None:
     """As an event, where the client has got its 200 already."""
     if context.stream is not None and context.stream.begun:
-        context.app[METRICS].broken_streams.inc()
+        metrics = context.parts.metrics
+        metrics.broken_streams.inc()
         if any(attempt.after_tokens for attempt in context.trace.attempts):
-            context.app[METRICS].resumes.labels("failed").inc()
+            metrics.resumes.labels("failed").inc()
         context.stream.end(failure.body)
     else:
         context.exchange.send(failure.status, failure.headers, failure.body)
 
 
-async def complete(context: Context) -> None:
-    app, trace = context.app, context.trace
-    context.caller = app[GATE].authenticate(context.exchange.headers)
-    trace.tenant = context.caller.tenant or None
-    if app[LIFECYCLE].draining:
+async def complete(context: Context) -> Failure | None:
+    """A failure is raised, but for that of several prompts."""
+    parts, trace = context.parts, context.trace
+    caller = context.caller = parts.gate.authenticate(context.exchange.headers)
+    trace.tenant = caller.tenant or None
+    if parts.lifecycle.draining:
         raise NoReplica("this gateway is shutting down")
-    with app[BUDGET].request(), app[GATE].admitted(context.caller) as usage:
+    usage = parts.gate.admitted(caller)
+    parts.budget.begin()
+    try:
         trace.mark("received", trace.received_at)
         call = await prepared(context)
-        with app[GATE].metered(usage, call), app[RECORDER].recording(call):
-            await context.pool.dispatcher.serve(call, lambda routed: relay(context, call, routed))
+        if isinstance(call, list):
+            return await several.answer(context, call, usage, several.Single(call_of, serve_one, fail))
+        if usage is None and not parts.recorder.is_on:
+            await serve(context, call)
+        else:
+            with parts.gate.metered(usage, call), parts.recorder.recording(call):
+                await serve(context, call)
+    finally:
+        parts.budget.end()
+        if usage is not None:
+            usage.close()
+    return None
 
 
-async def prepared(context: Context) -> Call:
-    """All that a stream keeps of its request while it lives: no body, no text."""
-    app = context.app
-    body = await unpacked_body(context.exchange, app[CONFIG].body_limit, context.pool.tokenizer.in_thread)
-    parsed = context.caller.own(by_name(app[POOLS], PARSERS[context.exchange.path](body)))
-    context.pool = app[POOLS].of(parsed.model)
-    check(parsed, context.pool.text)
-    context.trace.model = context.pool.name
+def serve(context: Context, call: Call) -> Awaitable[None]:
+    return context.pool.dispatcher.serve(call, lambda routed: relay(context, call, routed))
+
+
+async def serve_one(context: Context, call: Call, usage: Usage | None) -> None:
+    """As `complete`, of one prompt of several."""
+    parts = context.parts
+    parts.budget.begin()
+    try:
+        with parts.gate.metered(usage, call), parts.recorder.recording(call):
+            await serve(context, call)
+    finally:
+        parts.budget.end()
+
+
+async def prepared(context: Context) -> Call | list[openai.CompletionRequest]:
+    """All that a stream keeps of its request while it lives: no body, no text. Of several prompts a request for
+    each."""
+    app, exchange = context.app, context.exchange
+    pools = app[POOLS]
+    body = await unpacked_body(exchange, app[CONFIG].body_limit, pools.first.tokenizer.in_thread)
+    parsed = PARSERS[exchange.path](body)
+    found = pools.find(parsed.model)
+    parsed = context.caller.own(by_name(found, parsed))
+    context.pool = pool = found or pools.of(parsed.model)
+    check(parsed, pool.text)
+    context.trace.model = pool.name
+    if isinstance(parsed, openai.CompletionRequest) and len(parsed.prompts) > 1:
+        return several.apart(parsed)
+    return await call_of(context, parsed)
+
+
+async def call_of(context: Context, parsed: Parsed) -> Call:
     if parsed.stream:
         context.stream = client_stream(context)
-    return make_call(context, parsed, await tokenise(context, parsed))
+    pool = context.pool
+    return make_call(context, pool, parsed, await tokenise(context, pool, parsed))
 
 
-def by_name(pools: Pools, parsed: Parsed) -> Parsed:
+def by_name(pool: Pool | None, parsed: Parsed) -> Parsed:
     """With the model's own name in place of an alias, since keys are for models and not for what they are called."""
-    pool = pools.find(parsed.model)
-    return parsed if pool is None or pool.name == parsed.model else parsed.model_copy(update={"model": pool.name})
+    return parsed if pool is None or pool.name == parsed.model else quick_parse.changed(parsed, {"model": pool.name})
 
 
 def given_id(given: Mapping[str, str]) -> str | None:
     """The client's own, if it is a plain token."""
-    own = given.get(headers.REQUEST_ID, "")
-    return own if PLAIN_ID.fullmatch(own) else None
+    own = given.get(headers.REQUEST_ID)
+    return own if own is not None and PLAIN_ID.fullmatch(own) else None
 
 
 def client_stream(context: Context) -> ClientStream:
-    app = context.app
+    parts = context.parts
     return ClientStream(
         context.exchange,
-        app[UPSTREAM].wheel,
-        asyncio.get_running_loop(),
+        parts.upstream.wheel,
+        parts.upstream.pool.loop,
         lambda: own_headers(context),
-        app[LIVE].config.timeouts.keep_alive_s,
+        parts.live.config.timeouts.keep_alive_s,
     )
 
 
@@ -173,20 +207,26 @@ def check(parsed: Parsed, text: ModelText) -> None:
     """Raises RequestError."""
     for name in REPLICAS_OWN.intersection(parsed.__pydantic_fields_set__):
         raise openai.RequestError(f"unsupported field {name}", name)
-    if isinstance(parsed, openai.CompletionRequest) and len(parsed.prompts) > 1:
-        raise openai.RequestError("prompt: each prompt is routed by itself; send one a request", "prompt")
     check_request(parsed, text)
 
 
-async def tokenise(context: Context, parsed: Parsed) -> Prompt:
+async def tokenise(context: Context, pool: Pool, parsed: Parsed) -> Prompt:
     app, trace = context.app, context.trace
-    begin = app[CLOCK]()
-    prompt = await prompt_of(context.pool.tokenizer, parsed)
-    now = app[CLOCK]()
+    clock = app[CLOCK]
+    begin = clock()
+    prompt = prompt_at_once(pool.tokenizer, parsed) or await prompt_of(pool.tokenizer, parsed)
+    now = clock()
     app[METRICS].tokenise.observe(now - begin)
     trace.prompt_tokens = prompt.length
-    trace.mark("tokenised", now, tokens=trace.prompt_tokens)
+    trace.mark("tokenised", now, tokens=prompt.length)
     return prompt
+
+
+def prompt_at_once(tokenizer: PromptTokenizer, parsed: Parsed) -> Prompt | None:
+    """None: it has to be waited for."""
+    if not isinstance(parsed, openai.ChatRequest) or parsed.tools:
+        return None
+    return tokenizer.at_once(parsed.messages, parsed.cache_salt)
 
 
 async def prompt_of(tokenizer: PromptTokenizer, parsed: Parsed) -> Prompt:
@@ -197,21 +237,20 @@ async def prompt_of(tokenizer: PromptTokenizer, parsed: Parsed) -> Prompt:
     return await tokenizer.completion(parsed.prompts[0], salt=parsed.cache_salt)
 
 
-def make_call(context: Context, parsed: Parsed, prompt: Prompt) -> Call:
+def make_call(context: Context, pool: Pool, parsed: Parsed, prompt: Prompt) -> Call:
     """What goes to the replica: the request as parsed, with token ids in place of text."""
-    caller, exchange = context.caller, context.exchange
-    openai.output_limit(prompt.length, parsed.max_new_tokens, context.pool.context_limit.at(context.app[CLOCK]()))
+    caller, exchange, most = context.caller, context.exchange, parsed.max_new_tokens
+    openai.output_limit(prompt.length, most, pool.context_limit.at(context.app[CLOCK]()))
     payload = quick_parse.fields_given(parsed, NOT_FORWARDED)
-    # NOTE: as bytes, since a list of ints takes eight times the memory, for as long as the stream lives.
-    payload["prompt_token_ids"] = orjson.Fragment(b"[%b]" % prompt.ids.json)
     if prompt.public_tokens:
         payload["public_prefix_tokens"] = prompt.public_tokens
     return Call(
         path=exchange.path,
         payload=payload,
-        as_text=as_text(context.pool, parsed),
+        token_ids=prompt.ids.json,
+        as_text=as_text(parsed) if pool.served.upstreams else None,
         prompt=route_request(exchange.headers, parsed, prompt),
-        total_tokens=total_tokens(parsed, prompt),
+        total_tokens=total_tokens(prompt, most),
         choices=parsed.n,
         traced=exchange.headers.get(headers.TRACE) == "1",
         trace=context.trace,
@@ -221,9 +260,7 @@ def make_call(context: Context, parsed: Parsed, prompt: Prompt) -> Call:
     )
 
 
-def as_text(pool: Pool, parsed: Parsed) -> Callable[[], dict[str, Any]] | None:
-    if not pool.served.upstreams:
-        return None
+def as_text(parsed: Parsed) -> Callable[[], dict[str, Any]]:
     return lambda: parsed.model_dump(exclude_unset=True, by_alias=True, exclude={"model"})
 
 
@@ -237,9 +274,9 @@ def route_request(given: Mapping[str, str], parsed: Parsed, prompt: Prompt) -> R
     return RouteRequest(prompt.length, hashes, session_name(given, parsed.user))
 
 
-def total_tokens(parsed: Parsed, prompt: Prompt) -> int:
+def total_tokens(prompt: Prompt, max_new_tokens: int | None) -> int:
     """Of the prompt and the shortest answer that will do."""
-    return prompt.length + (1 if parsed.max_new_tokens is None else parsed.max_new_tokens)
+    return prompt.length + (1 if max_new_tokens is None else max_new_tokens)
 
 
 def scores_prompt(parsed: Parsed) -> bool:
@@ -247,16 +284,17 @@ def scores_prompt(parsed: Parsed) -> bool:
     return isinstance(parsed, openai.CompletionRequest) and parsed.echo and parsed.num_logprobs is not None
 
 
-async def relay(context: Context, call: Call, routed: Routed) -> None:
+def relay(context: Context, call: Call, routed: Routed) -> Awaitable[None]:
     if context.stream is not None and routed.answer.content_type == "text/event-stream":
-        await relay_stream(context, context.stream, call, routed)
-    else:
-        await relay_whole(context, call, routed)
+        return relay_stream(context, context.stream, call, routed)
+    return relay_whole(context, call, routed)
 
 
 async def relay_whole(context: Context, call: Call, routed: Routed) -> None:
     """The answer is read to its end before a byte goes to the client, so that its loss can still be made good."""
-    body = await routed.answer.read()
+    body = routed.answer.read_at_once()
+    if body is None:
+        body = await routed.answer.read()
     call.trace.answer.feed(body)
     if context.stream is not None and context.stream.begun:
         context.stream.end(as_event(body))
@@ -283,7 +321,7 @@ async def relay_stream(context: Context, stream: ClientStream, call: Call, route
         if progress.is_whole:
             stream.finish()
         else:
-            context.app[METRICS].broken_streams.inc()
+            context.parts.metrics.broken_streams.inc()
             told = answer_for(error)
             stream.end(openai.error_body(str(error), type=told.type, code=told.code))
         return
@@ -294,17 +332,9 @@ async def relay_stream(context: Context, stream: ClientStream, call: Call, route
 
 def may_go_on(stream: ClientStream, progress: Progress) -> bool:
     """After a break: whether what the client has is known to the token, and more is to come."""
-    if stream.events.events == 0 and stream.events.between_events:
+    if not stream.events.begun and stream.events.between_events:
         return True
     return bool(progress.shown) and stream.events.between_events and not progress.is_whole
-
-
-def as_event(body: bytes) -> bytes:
-    """A replica's refusal, for a client that has got its 200 already."""
-    try:
-        return orjson.dumps(orjson.loads(body))
-    except orjson.JSONDecodeError:
-        return openai.error_body("the replica refused the request", type="upstream_error", code="replica_refused")
 
 
 def answer_headers(context: Context, routed: Routed) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """What a decision was worth, once its replica has answered: the ladder of hits, the regret, and the shadow's choice."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.metrics import Metrics
 from gateway.router import Considered
-from gateway.routing.ladder import CAUSES, STEPS, Barrier, Known, Ladder, climb
+from gateway.routing.base import RouteRequest
+from gateway.routing.ladder import CAUSES, DRAINING, STEPS, UNAVAILABLE, Known, Ladder, climb
 from gateway.routing.native.library import the_library
 from gateway.routing.reason import Reason, left_for
 from gateway.routing.regret import Regret, regret
@@ -15,8 +16,7 @@ from gateway.routing.survey import wait_with
 from replica.protocol.hashing import BLOCK_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """What was known when the request went out."""
 
     computed: int
@@ -25,8 +25,7 @@ class Sent:
     shadow: Compared | None
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     ladder: Ladder
     regret: Regret
 
@@ -43,7 +42,7 @@ class Hindsight:
         self._shadow = shadow
         self._seen = seen
         self._seen_without_credit = SeenBlocks(library=the_library())
-        self._steps = {step: metrics.prefix_tokens.labels(model, step) for step in ("prompt", *STEPS)}
+        self._prompt, *self._steps = (metrics.prefix_tokens.labels(model, step) for step in ("prompt", *STEPS))
         self._lost = {cause: metrics.prefix_lost.labels(model, cause) for cause in CAUSES}
 
     def warm_up(self) -> None:
@@ -56,7 +55,8 @@ class Hindsight:
         compared = self._shadow.compare(considered.request, decision, considered.candidates, now)
         if compared is not None:
             self._count_shadow(considered, compared)
-        return Sent(self._depth(self._seen, considered), self._depth(self._seen_without_credit, considered), compared)
+        request = considered.request
+        return Sent(_depth(self._seen, request), _depth(self._seen_without_credit, request), compared)
 
     def computed(self, considered: Considered) -> None:
         """Its first token is there, so its prompt has been computed."""
@@ -66,44 +66,30 @@ class Hindsight:
 
     def told(self, considered: Considered, sent: Sent, delivered: int) -> Judged:
         """The replica says how many tokens came from its cache, now or later. Without that nothing is counted."""
-        decision = considered.decision
-        actual_s = wait_with(considered.request.tokens, considered.candidates, decision.place, delivered)
         ladder = climb(self._known(considered, sent), delivered)
-        judged = Judged(ladder, regret(decision, considered.survey, actual_s))
+        judged = Judged(ladder, regret(considered.decision, considered.survey, _actual_s(considered, delivered)))
         self._count(considered, judged)
         return judged
 
     def _known(self, considered: Considered, sent: Sent) -> Known:
-        decision, survey = considered.decision, considered.survey
-        usable = survey.most_held
-        barred = considered.barred[:1]
-        barrier: Barrier = "draining" if barred and barred[0].state == "draining" else "unavailable"
-        return Known(
-            computed=sent.computed,
-            computed_without_credit=sent.computed_without_credit,
-            resident=barred[0].held_tokens if barred else usable,
-            barrier=barrier,
-            usable=usable,
-            chosen=decision.held_tokens,
-            expected=decision.cached_tokens,
-            left_for=Reason.TIE
-            if decision.held_tokens >= usable
-            else left_for(decision, survey.mine_s, survey.with_most_held),
-        )
-
-    @staticmethod
-    def _depth(seen: SeenBlocks, considered: Considered) -> int:
-        request = considered.request
-        if not request.hashes:
-            return 0
-        return min(seen.depth(request.hashes), (request.tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
+        decision, survey, barred = considered.decision, considered.survey, considered.barred
+        usable, chosen = survey.most_held, decision.held_tokens
+        resident, barrier = usable, UNAVAILABLE
+        if barred:
+            resident = barred[0].held_tokens
+            barrier = DRAINING if barred[0].state == "draining" else UNAVAILABLE
+        why = Reason.TIE
+        if chosen < usable:
+            why = left_for(decision, survey.mine_s, survey.quickest_with_most_held)
+        computed, without_credit, _ = sent
+        return Known(computed, without_credit, resident, barrier, usable, chosen, decision.cached_tokens, why)
 
     def _count(self, considered: Considered, judged: Judged) -> None:
-        ladder = judged.ladder
-        self._steps["prompt"].inc(considered.request.tokens)
-        for step in STEPS:
-            self._steps[step].inc(getattr(ladder, step))
-        for cause, tokens in ladder.losses.items():
+        *steps, losses = judged.ladder
+        self._prompt.value += considered.request.tokens
+        for count, tokens in zip(self._steps, steps, strict=True):
+            count.value += tokens
+        for cause, tokens in losses.items():
             self._lost[cause].inc(tokens)
         for cause, seconds in judged.regret.causes.items():
             self._metrics.regret.labels(considered.decision.policy, cause).inc(seconds)
@@ -117,3 +103,18 @@ class Hindsight:
         ):
             self._metrics.shadow_wait.labels(*names, of).inc(wait_s)
             self._metrics.shadow_cached.labels(*names, of).inc(cached)
+
+
+def _actual_s(considered: Considered, delivered: int) -> float:
+    """The choice's wait with what its cache gave."""
+    survey = considered.survey
+    if delivered == survey.my_credited:
+        return survey.mine_s
+    return wait_with(considered.request.tokens, considered.candidates, considered.decision.place, delivered)
+
+
+def _depth(seen: SeenBlocks, request: RouteRequest) -> int:
+    """In tokens that could come from a cache."""
+    if seen.is_empty or not request.hashes:
+        return 0
+    return min(seen.depth(request.hashes), (request.tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE

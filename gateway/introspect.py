@@ -98,6 +98,7 @@ def _replicas(pool: Pool, now: float) -> list[dict[str, Any]]:
                 "model": pool.name,
                 "url": status.heartbeat.url,
                 "state": status.state,
+                "reason": None if pool.prober is None else pool.prober.failures.get(replica),
                 "epoch": status.heartbeat.epoch if position is None else position[0],
                 "seq": None if position is None else position[1],
                 "synced": position is not None,

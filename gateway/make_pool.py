@@ -38,7 +38,7 @@ def make_pool(config: GatewayConfig, served: ServedModel, text: ModelText, metri
     outbox = Outbox(secrets.token_hex(8), metrics.intents_dropped)
     prober = None
     if served.upstreams:
-        prober = Prober(served, config.probe_interval_s, identity, text.max_context, fleet, index)
+        prober = Prober(served, config.probe_interval_s, config.upstream_keys, identity, text.max_context, fleet, index)
     return Pool(
         served,
         text,

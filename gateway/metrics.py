@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from gateway.counters import Counters, Histograms
+from gateway.counters import Count, Counters, Histograms
 from gateway.errors import GatewayError, answer_for
 from gateway.fleet import Fleet, Status
 from gateway.hold.room import WaitingRoom
 from gateway.identity import KINDS
 from gateway.index.prefix_index import PrefixIndex
+from gateway.trust import NO_ERRORS, Errors
 from replica.protocol import buckets
 
 SHORT_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5)
@@ -34,9 +35,38 @@ class Maker:
         return Histograms(f"ryokan_gateway_{name}", text, labels, self._registry, bounds)
 
 
+class OfPolicy:
+    """What is counted for each request, of those that one policy decided."""
+
+    __slots__ = (
+        "delivered",
+        "e2e",
+        "generated",
+        "per_token",
+        "predicted",
+        "prompt_tokens",
+        "queue_time",
+        "routing",
+        "ttft",
+    )
+
+    def __init__(self, metrics: "Metrics", policy: str) -> None:
+        self.routing = metrics.routing.labels(policy)
+        self.ttft = metrics.ttft.labels(policy)
+        self.e2e = metrics.e2e.labels(policy)
+        self.queue_time = metrics.queue_time.labels(policy)
+        self.per_token = metrics.per_token.labels(policy)
+        self.generated = metrics.generated.labels(policy)
+        self.prompt_tokens = metrics.prompt_tokens.labels(policy)
+        self.predicted = metrics.predicted.labels(policy)
+        self.delivered = metrics.delivered_tokens.labels(policy)
+
+
 class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self._policies: dict[str, OfPolicy] = {}
+        self._answers: dict[tuple[str, str, int], Count] = {}
         new = Maker(registry)
         self._of_requests(new)
         self._of_routing(new)
@@ -81,7 +111,8 @@ class Metrics:
 
     def _of_routing(self, new: Maker) -> None:
         self.routing = new.histogram("routing_seconds", "One routing decision", SHORT_BUCKETS_S, ("policy",))
-        self.tokenise = new.histogram("tokenise_seconds", "Rendering, tokenising and hashing a prompt", SHORT_BUCKETS_S)
+        tokenise = new.histogram("tokenise_seconds", "Rendering, tokenising and hashing a prompt", SHORT_BUCKETS_S)
+        self.tokenise = tokenise.labels()
         self.prompt_tokens = new.counter("prompt_tokens", "Prompt tokens of answered requests", ("policy",))
         self.predicted = new.counter("predicted_cached_tokens", "Cached tokens expected when routing", ("policy",))
         self.delivered_tokens = new.counter(
@@ -92,6 +123,8 @@ class Metrics:
             "Cached tokens promised by a digest, or just expected, and not there; or there and unpromised",
             ("kind",),
         )
+        self._counts_errors = False
+        """Whether its labels are there; they come with the first answer."""
         self.trust = new.gauge(
             "trust", "Of the cached tokens that a digest promises, the share to count on", ("replica",)
         )
@@ -144,35 +177,49 @@ class Metrics:
         self.tasks = new.gauge("tasks", "Tasks of the event loop: flat where nothing leaks")
         self.redis = new.gauge("redis_up", "Whether Redis can be reached")
 
+    def _of(self, policy: str) -> OfPolicy:
+        found = self._policies.get(policy)
+        if found is None:
+            found = self._policies[policy] = OfPolicy(self, policy)
+        return found
+
     def answered(self, endpoint: str, policy: str, status: int, code: str | None = None) -> None:
         """`code`: of the gateway's own error."""
-        self.requests.labels(endpoint, policy, str(status)).inc()
+        count = self._answers.get((endpoint, policy, status))
+        if count is None:
+            count = self._answers[endpoint, policy, status] = self.requests.labels(endpoint, policy, str(status))
+        count.inc()
         if status in REJECTED and code is not None:
             self.rejected.labels(code).inc()
 
     def ended(self, policy: str, took_s: float, held_s: float | None, itl_s: float | None, tokens: int) -> None:
         """A request that got an answer, to the end."""
-        self.e2e.labels(policy).observe(took_s)
-        self.generated.labels(policy).inc(tokens)
+        of = self._of(policy)
+        of.e2e.observe(took_s)
+        of.generated.inc(tokens)
         if held_s is not None:
-            self.queue_time.labels(policy).observe(held_s)
+            of.queue_time.observe(held_s)
         if itl_s is not None:
-            self.per_token.labels(policy).observe(itl_s)
+            of.per_token.observe(itl_s)
 
     def unlogged(self, lines: int) -> None:
         self.lost_lines.inc(lines)
 
     def first_byte(self, policy: str, ttft_s: float, prompt_tokens: int, predicted: int) -> None:
-        self.ttft.labels(policy).observe(ttft_s)
-        self.prompt_tokens.labels(policy).inc(prompt_tokens)
-        self.predicted.labels(policy).inc(predicted)
+        of = self._of(policy)
+        of.ttft.observe(ttft_s)
+        of.prompt_tokens.inc(prompt_tokens)
+        of.predicted.inc(predicted)
 
     def routed(self, policy: str, seconds: float) -> None:
-        self.routing.labels(policy).observe(seconds)
+        self._of(policy).routing.observe(seconds)
 
-    def delivered(self, policy: str, tokens: int, errors: Mapping[str, int]) -> None:
-        self.delivered_tokens.labels(policy).inc(tokens)
-        for kind, wrong in errors.items():
+    def delivered(self, policy: str, tokens: int, errors: Errors) -> None:
+        self._of(policy).delivered.inc(tokens)
+        if errors is NO_ERRORS and self._counts_errors:
+            return
+        self._counts_errors = True
+        for kind, wrong in errors._asdict().items():
             self.mispredicted.labels(kind).inc(wrong)
 
     def recorded(self, fate: str) -> None:

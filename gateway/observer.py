@@ -33,8 +33,14 @@ class Observer:
     def span(self, headers: Mapping[str, str]) -> SpanContext | None:
         """Of a request with these headers."""
         given = headers.get(TRACEPARENT)
+        if given is None and not self.spans.is_on:
+            return None
         parent = None if given is None else parse_traceparent(given, headers.get(TRACESTATE, ""))
         return span_of(parent, self.spans.is_on, lambda: begin(self._randbits), self._randbits)
+
+    def below(self, span: SpanContext | None) -> SpanContext | None:
+        """For one prompt of several; see `span`."""
+        return span.child(self._randbits) if span is not None and self.spans.is_on else span
 
     def attempt(self, trace: Trace) -> dict[str, str]:
         """Gives the last attempt a span of its own; the headers that make the replica's spans its children."""
@@ -48,6 +54,10 @@ class Observer:
     def answered(self, answered: Answered, trace: Trace | None, policy: str) -> None:
         """The client has got all that it gets, or has left."""
         self._metrics.answered(answered.endpoint, policy, answered.status, answered.code)
+        self.ended(answered, trace)
+
+    def ended(self, answered: Answered, trace: Trace | None) -> None:
+        """All but that an answer has been sent: of one prompt of several, which have one between them."""
         went = Course() if trace is None else course(trace, answered.took_s)
         if answered.status == 200 and trace is not None and trace.considered is not None:
             metrics, by = self._metrics, trace.considered.decision.policy

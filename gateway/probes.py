@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from gateway.fleet import NOMINAL, Fleet
 from gateway.identity import Identity
 from gateway.index.prefix_index import PrefixIndex
 from gateway.served import ServedModel
+from gateway.upstream import REFUSED
+from gateway.upstream_keys import FILE_SETTING, KEY_VARIABLE, UpstreamKeys
 from gateway.upstream_urls import named_upstreams
 from replica.protocol.hashing import BLOCK_SIZE, HASH_VERSION
 from replica.protocol.records import Heartbeat, ReplicaState, Snapshot
@@ -70,6 +72,7 @@ class Prober:
         self,
         served: ServedModel,
         interval_s: float,
+        keys: UpstreamKeys,
         identity: Identity,
         max_context: int,
         fleet: Fleet,
@@ -78,6 +81,9 @@ class Prober:
         self._urls = named_upstreams(served.upstreams)
         self._model = served.name
         self._interval_s = interval_s
+        self.keys = keys
+        self.failures: dict[str, str] = {}
+        """By upstream: why its last probe failed."""
         self._identity = identity
         self._max_context = max_context
         self._fleet = fleet
@@ -98,20 +104,26 @@ class Prober:
         on_change: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        state = Hysteresis()
+        state, logged = Hysteresis(), ""
         for beats in itertools.count(1):
-            was_in, found, why = state.is_in, None, ""
+            found = None
             try:
-                found = await probe(session, url)
+                found = await probe(session, url, self.keys.headers(url))
+                self.failures.pop(name, None)
             except ProbeFailed as failure:
-                why = str(failure)
+                self.failures[name] = str(failure)
             is_in = state.take(found is not None)
             if is_in and found is not None:
+                logged = ""
                 self._announce(self._heartbeat(name, url, found, beats), clock())
                 on_change()
-            elif not is_in and (was_in or beats == 1):
+            elif not is_in and found is None and logged != self.failures[name]:
+                logged = self.failures[name]
+                if beats == 1:
+                    # So that it is seen where one looks for it.
+                    self._fleet.announce(self._heartbeat(name, url, Found({}), beats), clock())
                 self._fleet.withdraw(name)
-                log.warning("upstream %s is out of rotation: %s", name, why)
+                log.warning("upstream %s is out of rotation: %s", name, logged)
             await asyncio.sleep(self._interval_s)
 
     def _announce(self, heartbeat: Heartbeat, now: float) -> None:
@@ -143,12 +155,16 @@ class Prober:
         )
 
 
-async def probe(session: aiohttp.ClientSession, url: str) -> Found:
-    """By the list of its models; a server that keeps none is asked for its health. Raises ProbeFailed."""
-    status, body = await _get(session, f"{url}/v1/models")
+async def probe(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Found:
+    """By the list of its models; a server that keeps none is asked for its health, which tells nothing of one that
+    wants another key. Raises ProbeFailed."""
+    status, body = await _get(session, f"{url}/v1/models", headers)
     if status == 200:
         return Found(parse_models(body))
-    health, _ = await _get(session, f"{url}/health")
+    if status in REFUSED:
+        wrong = "refuses the API key from" if headers else "wants an API key; give it one by"
+        raise ProbeFailed(f"/v1/models answers {status}: it {wrong} {FILE_SETTING} or {KEY_VARIABLE}")
+    health, _ = await _get(session, f"{url}/health", headers)
     if health != 200:
         raise ProbeFailed(f"/v1/models answers {status}, /health {health}")
     return Found({})
@@ -171,9 +187,9 @@ def parse_models(body: bytes) -> dict[str, int | None]:
     return found
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+async def _get(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     try:
-        async with session.get(url, allow_redirects=False) as answer:
+        async with session.get(url, headers=headers, allow_redirects=False) as answer:
             body = await answer.content.read(ANSWER_MAX_BYTES + 1)
             while len(body) <= ANSWER_MAX_BYTES and (more := await answer.content.readany()):
                 body += more

@@ -4,7 +4,7 @@ The result is the same in all that can be seen: values, defaults and `model_fiel
 `openai.parse_chat`). Only good requests are read here, so errors are always pydantic's.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,6 +34,12 @@ def fields_given(request: GenerateRequest, without: Collection[str]) -> dict[str
     return given
 
 
+def changed(request: _Model, changes: Mapping[str, Any]) -> _Model:
+    """As `model_copy`, but for deep looks at what isn't there: extra fields and private ones."""
+    names = request.__pydantic_fields_set__.union(changes)
+    return _made(type(request), {**request.__dict__, **changes}, names)
+
+
 class _Other(Exception):
     """It has something that isn't read here."""
 
@@ -49,6 +55,8 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def _request(given: dict[str, Any]) -> ChatRequest:
     values, names = _DEFAULTS.copy(), set()
+    for name, kind in _OWN_DEFAULTS:
+        values[name] = kind()
     for name, value in given.items():
         if value is not None:
             try:
@@ -59,39 +67,44 @@ def _request(given: dict[str, Any]) -> ChatRequest:
             names.add(name)
     if "model" not in names or not values["messages"]:
         raise _Other
-    for name in _OWN_DEFAULTS:
-        if name not in names:
-            values[name] = type(values[name])()
     return _made(ChatRequest, values, names)
 
 
 def _made(model: type[_Model], values: dict[str, Any], names: set[str]) -> _Model:
     """As model_construct, but for looking at every field."""
     made = object.__new__(model)
-    _SET(made, "__dict__", values)
-    _SET(made, "__pydantic_fields_set__", names)
-    _SET(made, "__pydantic_extra__", None)
-    _SET(made, "__pydantic_private__", None)
+    _SET_VALUES(made, values)
+    _SET_NAMES(made, names)
+    _SET_EXTRA(made, None)
+    _SET_PRIVATE(made, None)
     return made
 
 
-_SET = object.__setattr__
+_SET_VALUES = BaseModel.__dict__["__dict__"].__set__
+_SET_NAMES = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_SET_EXTRA = BaseModel.__dict__["__pydantic_extra__"].__set__
+_SET_PRIVATE = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 def _messages(value: Any) -> list[ChatMessage]:
     if type(value) is not list:
         raise _Other
-    return [_message(each) for each in value]
-
-
-def _message(value: Any) -> ChatMessage:
-    if type(value) is not dict or len(value) != 2:
-        raise _Other
-    role, content = value.get("role"), value.get("content")
-    if type(role) is not str or role not in _ROLES or type(content) is not str:
-        raise _Other
-    values: dict[str, Any] = {"role": role, "content": content, "name": None, "tool_calls": [], "tool_call_id": None}
-    return _made(ChatMessage, values, {"role", "content"})
+    messages = []
+    for each in value:
+        if type(each) is not dict or len(each) != 2:
+            raise _Other
+        role, content = each.get("role"), each.get("content")
+        if type(role) is not str or role not in _ROLES or type(content) is not str:
+            raise _Other
+        values: dict[str, Any] = {
+            "role": role,
+            "content": content,
+            "name": None,
+            "tool_calls": [],
+            "tool_call_id": None,
+        }
+        messages.append(_made(ChatMessage, values, {"role", "content"}))
+    return messages
 
 
 def _of_type(kind: type, value: Any) -> Any:
@@ -150,5 +163,5 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 _DEFAULTS = _defaults(ChatRequest)
-_OWN_DEFAULTS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, list | dict))
+_OWN_DEFAULTS = tuple((name, type(value)) for name, value in _DEFAULTS.items() if isinstance(value, list | dict))
 """That no two requests share."""

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
+import orjson
+
 from gateway.errors import UpstreamError
 from gateway.events import EventRelay
 from gateway.http.client import Answer
 from gateway.http.exchange import Exchange
 from gateway.http.wheel import Timed, Wheel
 from gateway.recording.answer import AnswerCount
+from replica.protocol.strict import error_body
 
 KEEP_ALIVE_S = 15.0
 """Of silence, before a comment says that somebody is still there: idle timers of proxies begin at 30 s."""
@@ -128,3 +131,11 @@ class ClientStream(Timed):
         if self.events.between_events:
             self._exchange.write(KEEP_ALIVE)
         self._wheel.watch(self, self._loop.time() + self._keep_alive_s)
+
+
+def as_event(body: bytes) -> bytes:
+    """A replica's refusal, for a client that has got its 200 already."""
+    try:
+        return orjson.dumps(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return error_body("the replica refused the request", type="upstream_error", code="replica_refused")

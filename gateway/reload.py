@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HOT: tuple[str, ...] = ("policy", "shadow_policy", "timeouts", "retry_budget", "isolate_tenants", "public_prompts")
-HOT += ("cors_origins", "admin_key", "log_level", "files")
+HOT += ("cors_origins", "admin_key", "upstream_keys", "log_level", "files")
 """Of GatewayConfig. Of the key file the content, not which it is: to open a gateway to all takes a restart."""
 
 _Version = tuple[int, int, int]
@@ -105,10 +105,12 @@ class Reloader:
         if loaded.keys != app[GATE].keys:
             app[GATE].keys = loaded.keys
             changed.append(f"keys ({loaded.keys})")
-        app[UPSTREAM].use(new.timeouts)
+        app[UPSTREAM].use(new.timeouts, new.upstream_keys)
         for pool, public in zip(app[POOLS].chosen(None), loaded.public, strict=True):
             pool.tokenizer.public = public
             pool.dispatcher.use(new.timeouts)
+            if pool.prober is not None:
+                pool.prober.keys = new.upstream_keys
         app[BUDGET].share = new.retry_budget
         # One that was chosen by POST /admin/policy meanwhile goes on, unless the settings now say something else.
         if {"policy", "shadow_policy"} & set(changed) and new.policy_file is None:

@@ -3,11 +3,15 @@
 See replica/protocol/resume.py for what replicas write before each event.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from replica.protocol import headers
 from replica.protocol.resume import USAGE_MARK, Begun, Told, read_marks
+
+_MARK = re.compile(rb"\n\n(:[^\n]*\n(?!\n))")
+"""With the end of the event before. NOTE: begins with what can be searched for as it is."""
 
 
 class Progress:
@@ -44,14 +48,9 @@ class Progress:
             end = events.find(b"\n") + 1
             self._marks += events[:end]
             return events[end:]
-        out = []
-        for event in events.split(b"\n\n"):
-            if event.startswith(b":"):
-                end = event.find(b"\n") + 1
-                self._marks += event[:end]
-                event = event[end:]
-            out.append(event)
-        return b"\n\n".join(out)
+        parts = _MARK.split(b"\n\n" + events)
+        self._marks += b"".join(parts[1::2])
+        return b"\n\n".join(parts[::2])[2:]
 
     def stop(self) -> None:
         """The answer has broken off: reads what was told of it."""

@@ -97,7 +97,7 @@ class Router:
     def _barred(
         self, request: RouteRequest, candidates: Candidates, matches: Matches, now: float
     ) -> tuple[Barred, ...]:
-        usable = candidates.most_held
+        usable = candidates.figures.most_held
         whole = (request.tokens - 1) // BLOCK_SIZE
         if usable >= whole:
             return ()
@@ -109,15 +109,21 @@ class Router:
 
     def take(self, request: RouteRequest, decision: Decision, now: float, choices: int = 1) -> Lease:
         """The lease for a decision; its prefix is from now on expected at the replica."""
-        held = request.hashes[: (request.tokens - 1) // BLOCK_SIZE]
+        held, whole = request.hashes, (request.tokens - 1) // BLOCK_SIZE
+        if len(held) > whole:
+            held = held[:whole]
         lease = self.fleet.lease(decision.choice, request.tokens - decision.cached_tokens, held, now, choices)
-        self.index.expect(decision.choice, held)
+        # What its digest has is there without that.
+        known = decision.held_tokens // BLOCK_SIZE
+        if len(held) > known:
+            self.index.expect(decision.choice, held[known:] if known else held)
         # Between a decision and its sending another policy may have been put in.
         if decision.policy == self.policy.name:
             self.policy.placed(request, decision, now)
-        new = held[decision.cached_tokens // BLOCK_SIZE :]
-        number = self.outbox.routed(decision.choice, lease.uncached_tokens, new, now)
-        lease.on_prefilled = partial(self.outbox.done, number)
+        if self.outbox.is_heard(now):
+            new = held[decision.cached_tokens // BLOCK_SIZE :]
+            number = self.outbox.routed(decision.choice, lease.uncached_tokens, new, now)
+            lease.on_prefilled = partial(self.outbox.done, number)
         return lease
 
     def heard(self, intents: Intents, now: float) -> int:

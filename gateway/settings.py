@@ -20,6 +20,7 @@ from gateway.config import MAX_WORKERS, MIB, ConfigError, GatewayConfig, Timeout
 from gateway.index.prefix_index import MAX_BLOCKS
 from gateway.served import ServedModel
 from gateway.toml_place import toml_place
+from gateway.upstream_keys import UpstreamKeysError, load_upstream_keys
 from replica.protocol.signing import Signer
 
 DEFAULTS = Timeouts()
@@ -68,6 +69,10 @@ class Settings(BaseModel):
     upstream: _List = _about(
         "URL of an OpenAI server that isn't a replica of ours; may be repeated, and needs no Redis.", []
     )
+    upstream_keys_file: _File = _about(
+        'TOML with the API keys that upstreams ask for: "URL" = "KEY". Of those that it doesn\'t name: '
+        "RYOKAN_UPSTREAM_KEY, or none."
+    )
     tokenizer: _File = _about(
         "Folder with the tokenizer of the upstreams' model, and its chat template: in place of `model`."
     )
@@ -75,7 +80,7 @@ class Settings(BaseModel):
     port: _Port = _about("Port to serve on; 0 picks a free one.", 8000)
     host: str = _about("Address to serve on. Beyond loopback, give it keys.", "127.0.0.1")
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = _about(
-        "Processes that serve on the port; they share nothing but Redis.", 1
+        "Processes that serve on the port; limits of keys are those of all together.", 1
     )
     reuse_port: bool = _about("Let another gateway serve on the same port, to take this one's place.", False)
     policy: str = _about(
@@ -203,11 +208,18 @@ def _config(
         key: base / prompt.file for key, prompt in settings.public_prompts.items() if isinstance(prompt, PromptFile)
     }
     texts = {key: prompt for key, prompt in settings.public_prompts.items() if isinstance(prompt, str)}
-    read_from = (file, settings.admin_key_file, *prompt_files.values())
+    read_from = (file, settings.admin_key_file, settings.upstream_keys_file, *prompt_files.values())
+    upstreams = tuple(settings.upstream)
+    try:
+        asked = (*upstreams, *(url for served in models for url in served.upstreams))
+        upstream_keys = load_upstream_keys(settings.upstream_keys_file, asked)
+    except UpstreamKeysError as error:
+        raise ConfigError(str(error)) from error
     return GatewayConfig(
         model=folder,
         redis_url=settings.redis_url or "",
-        upstreams=tuple(settings.upstream),
+        upstreams=upstreams,
+        upstream_keys=upstream_keys,
         models=models,
         probe_interval_s=settings.probe_interval,
         model_name=settings.served_model_name or name,

@@ -35,6 +35,11 @@ class Siblings:
     def own(self) -> Path | None:
         return self.sockets[self.number] if self.sockets else None
 
+    @property
+    def ledgers(self) -> tuple[Path, ...]:
+        """Datagram sockets on which workers tell each other what their callers use; see tenants/share.py."""
+        return tuple(path.with_suffix(".ledger") for path in self.sockets)
+
     async def ask(self, method: str, path: str, body: bytes = b"") -> dict[int, Reply | None]:
         """All others at once, by number; None for one that doesn't answer: it is just being begun anew, or stands
         still."""

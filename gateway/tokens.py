@@ -20,6 +20,7 @@ from gateway.public_prompts import PublicPrompts, public_tokens
 from gateway.routing.native.library import the_library
 from replica.protocol.checks import check_length, check_tokens
 from replica.protocol.hashing import BLOCK_SIZE, Fork, block_hashes, chain_of, namespace_hash
+from replica.protocol.messages import ChatMessage, template_role
 from replica.protocol.openai import RequestError
 from replica.protocol.text import ModelText, TemplateError
 
@@ -32,11 +33,15 @@ INLINE_RENDERED = 64 << 10
 INLINE_NEW = 1024
 """Characters that are tokenised there: 0.5 ms, where going to a thread and back costs 0.2 ms and waits for a turn."""
 
+_PLAIN = {"role", "content"}
+"""What a message has that is nothing but text."""
+
 _T = TypeVar("_T")
 _ZERO = array("Q", bytes(8))
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as TokenIds aren't.
+@dataclass(slots=True)
 class Prompt:
     ids: TokenIds
     length: int
@@ -73,9 +78,9 @@ class PromptTokenizer:
         """Raises RequestError where the chat template refuses the messages."""
         contents = [message["content"] for message in messages]
         chars = sum(map(len, contents))
-        plan = None if tools else self._plan_of(messages)
+        plan = None if tools else self._plan_for(messages)
         if plan is not None and plan.chars + chars <= self._text.max_chars:
-            return await self._filled(plan, contents, chars, salt)
+            return await self.in_thread(lambda: self._filled(plan, contents, salt))
         if chars > INLINE_RENDERED or tools:
             return await self.in_thread(lambda: self._prompt(self.encoder.ids(self._render(messages, tools)), salt))
         rendered = self._render(messages, tools)
@@ -84,29 +89,38 @@ class PromptTokenizer:
             return self._prompt(known, salt)
         return await self.in_thread(lambda: self._prompt(self.encoder.ids(rendered), salt))
 
-    async def _filled(self, plan: Plan, contents: Sequence[str], chars: int, salt: str | None) -> Prompt:
-        """Without rendering."""
-        known = self.encoder.fill(plan, contents, INLINE_NEW) if chars <= INLINE_RENDERED else None
-        if known is not None:
-            return self._prompt(known, salt)
-
-        def work() -> Prompt:
-            ids = self.encoder.fill(plan, contents)
-            assert ids is not None
-            return self._prompt(ids, salt)
-
-        return await self.in_thread(work)
-
-    def _plan_of(self, messages: Sequence[dict[str, Any]]) -> Plan | None:
-        """Of messages that have nothing but a role and a content."""
+    def at_once(self, messages: Sequence[ChatMessage], salt: str | None) -> Prompt | None:
+        """Of a chat without tools, if it needn't be rendered and little of it is new; else `chat` is for it."""
+        roles, contents, chars = [], [], 0
         for message in messages:
-            if len(message) != 2:
+            if message.__pydantic_fields_set__ != _PLAIN:
                 return None
-        roles = tuple([message["role"] for message in messages])
+            content = message.content
+            roles.append(message.role)
+            contents.append(content)
+            chars += len(content)
+        plan = self._plan_of(tuple(roles))
+        if plan is None or chars > INLINE_RENDERED or plan.chars + chars > self._text.max_chars:
+            return None
+        ids = self.encoder.fill(plan, contents, INLINE_NEW)
+        return None if ids is None else self._prompt(ids, salt)
+
+    def _filled(self, plan: Plan, contents: Sequence[str], salt: str | None) -> Prompt:
+        ids = self.encoder.fill(plan, contents)
+        assert ids is not None
+        return self._prompt(ids, salt)
+
+    def _plan_for(self, messages: Sequence[dict[str, Any]]) -> Plan | None:
+        """Of messages that have nothing but a role and a content."""
+        if any(len(message) != len(_PLAIN) for message in messages):
+            return None
+        return self._plan_of(tuple([message["role"] for message in messages]))
+
+    def _plan_of(self, roles: tuple[str, ...]) -> Plan | None:
         try:
             return self._plans[roles]
         except KeyError:
-            parts = self._skeletons.of(roles)
+            parts = self._skeletons.of(tuple(map(template_role, roles)))
             plan = None if parts is None else self.encoder.plan(parts)
             if len(self._plans) >= SHAPES:
                 self._plans.clear()
@@ -156,7 +170,9 @@ class PromptTokenizer:
     def _prompt(self, ids: TokenIds, salt: str | None) -> Prompt:
         if not ids.packed:
             raise RequestError("the prompt has no tokens", code="invalid_value")
-        public = 0 if salt is None else self.public.packed_tokens_of(ids.packed)
+        if salt is None:
+            return Prompt(ids, len(ids), self._hashes(ids, self._namespace(None), None))
+        public = self.public.packed_tokens_of(ids.packed)
         return Prompt(ids, len(ids), self._hashes(ids, *chain_of(self._namespace, salt, public)), public)
 
     def _hashes(self, ids: TokenIds, namespace: int, fork: Fork | None) -> "array[int]":

@@ -2,8 +2,9 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from gateway.hindsight import Judged, Sent
@@ -19,6 +20,7 @@ KV_SAMPLES = 10_000
 
 _ID_BYTES = 16
 _RANDOM_BYTES = 256 * _ID_BYTES
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Trace:
     replica_url: str = ""
     delivered_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
-    marks: list[tuple[str, float, dict[str, Any]]] = field(default_factory=list)
+    marks: list[tuple[str, float, Mapping[str, Any]]] = field(default_factory=list)
     """What happened, when by the gateway's clock, and details."""
     replica_traced: bool = False
     answer: AnswerCount = field(default_factory=AnswerCount)
@@ -54,9 +56,13 @@ class Trace:
     tenant: str | None = None
     """The name, never the key."""
     span: SpanContext | None = None
+    rows: int = 0
+    """Candidates of its decision, as `Traces` counts them."""
+    prompts: tuple[str, ...] = ()
+    """Ids of its prompts' own traces, where it has several."""
 
     def mark(self, event: str, now: float, **details: Any) -> None:
-        self.marks.append((event, now, details))
+        self.marks.append((event, now, details or _NONE))
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -91,7 +97,6 @@ class Traces:
         self._max_requests = max_requests
         self._max_rows = max_rows
         self._traces: OrderedDict[str, Trace] = OrderedDict()
-        self._rows: dict[str, int] = {}
         self._total_rows = 0
         self._randbytes = randbytes
         self._random, self._random_at = "", 0
@@ -109,10 +114,12 @@ class Traces:
         return self._random[begin:end]
 
     def begin(self, request_id: str, now: float) -> Trace:
-        self._forget(request_id)
-        trace = self._traces[request_id] = Trace(request_id, now)
-        while len(self._traces) > self._max_requests:
-            self._forget(next(iter(self._traces)))
+        traces = self._traces
+        if request_id in traces:
+            self._total_rows -= traces.pop(request_id).rows
+        trace = traces[request_id] = Trace(request_id, now)
+        if len(traces) > self._max_requests:
+            self._forget_oldest()
         return trace
 
     def decided(self, trace: Trace, considered: Considered) -> None:
@@ -120,14 +127,14 @@ class Traces:
         rows = len(considered.candidates)
         if self._traces.get(trace.request_id) is not trace:
             return
-        self._total_rows += rows - self._rows.get(trace.request_id, 0)
-        self._rows[trace.request_id] = rows
+        self._total_rows += rows - trace.rows
+        trace.rows = rows
         while self._total_rows > self._max_rows and len(self._traces) > 1:
-            self._forget(next(iter(self._traces)))
+            self._forget_oldest()
 
     def get(self, request_id: str) -> Trace | None:
         return self._traces.get(request_id)
 
-    def _forget(self, request_id: str) -> None:
-        if self._traces.pop(request_id, None) is not None:
-            self._total_rows -= self._rows.pop(request_id, 0)
+    def _forget_oldest(self) -> None:
+        _, trace = self._traces.popitem(last=False)
+        self._total_rows -= trace.rows

@@ -10,7 +10,7 @@ true, the gateway was wrong and not the replica; and if it does, the digest had 
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from replica.protocol.hashing import BLOCK_SIZE
 
@@ -34,8 +34,21 @@ NOISE = 0.05
 """A share of unpromised tokens that digests under way and other gateways' requests explain."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Errors(NamedTuple):
+    """Tokens that came otherwise than predicted, by whose error it was."""
+
+    promised: int
+    """By the digest, and not there."""
+    expected: int
+    """By this gateway, in vain."""
+    unpromised: int
+    """And there all the same."""
+
+
+NO_ERRORS = Errors(0, 0, 0)
+
+
+class Prediction(NamedTuple):
     """Of what a replica's cache would give to a prompt, as it was routed; in tokens."""
 
     possible: int
@@ -47,19 +60,20 @@ class Prediction:
 
     def came(self, delivered: int) -> int:
         """In whole blocks, as digests tell of them: an engine may count single tokens."""
-        return min(delivered - delivered % BLOCK_SIZE, self.possible)
+        whole = delivered - delivered % BLOCK_SIZE
+        return whole if whole < self.possible else self.possible
 
-    def errors(self, delivered: int) -> dict[str, int]:
-        """Tokens, by whose error they are: `promised` by the digest and not there, `expected` by this gateway in vain,
-        `unpromised` and there all the same."""
-        came = self.came(delivered)
+    def errors(self, delivered: int) -> Errors:
         held, expected = self.held, self.expected
+        came = self.came(delivered)
+        if came == held == expected:
+            return NO_ERRORS
         sure = came if came > held else held
-        return {
-            "promised": held - came if held > came else 0,
-            "expected": expected - sure if expected > sure else 0,
-            "unpromised": came - expected if came > expected else 0,
-        }
+        return Errors(
+            promised=held - came if held > came else 0,
+            expected=expected - sure if expected > sure else 0,
+            unpromised=came - expected if came > expected else 0,
+        )
 
 
 class Trust:
@@ -72,9 +86,12 @@ class Trust:
         self._unpromised = _Share(0.0)
 
     def observe(self, prediction: Prediction, delivered: int, now: float) -> None:
+        possible, expected, held = prediction
         errors = prediction.errors(delivered)
-        self._honoured.observe(prediction.held - errors["promised"], prediction.held, now)
-        self._unpromised.observe(errors["unpromised"], prediction.possible - prediction.expected, now)
+        if held > 0:
+            self._honoured.observe(held - errors.promised, held, now)
+        if possible > expected:
+            self._unpromised.observe(errors.unpromised, possible - expected, now)
 
     def honoured(self, now: float) -> float:
         """Of the tokens that the digest promises, the share to count on."""
@@ -97,14 +114,16 @@ class _Share:
         self._at = 0.0
 
     def observe(self, came: int, at_stake: int, now: float) -> None:
-        if at_stake <= 0:
-            return
+        """`at_stake`: above 0."""
         before = self.at(now)
-        weight = min(WEIGHT_MAX, max(WEIGHT_MIN, at_stake))
-        self._weight *= KEPT
-        self._value = (self._weight * before + weight * came / at_stake) / (self._weight + weight)
-        self._weight += weight
+        weight = WEIGHT_MIN if at_stake < WEIGHT_MIN else at_stake if at_stake < WEIGHT_MAX else WEIGHT_MAX
+        kept = self._weight * KEPT
+        self._value = (kept * before + weight * came / at_stake) / (kept + weight)
+        self._weight = kept + weight
         self._at = now
 
     def at(self, now: float) -> float:
-        return self._start + (self._value - self._start) * math.exp(min(0.0, self._at - now) / FADE_S)
+        start, value, age_s = self._start, self._value, now - self._at
+        if value == start:
+            return start
+        return start + (value - start) * (math.exp(-age_s / FADE_S) if age_s > 0.0 else 1.0)

@@ -1,7 +1,7 @@
 """The HTTP side of replicas: the pool of connections, what statuses say about a replica, and the retry budget."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,25 +9,29 @@ import orjson
 
 from gateway.admission import Waiters
 from gateway.config import Timeouts
-from gateway.errors import NoReplica, ReplicaBusy, ReplicaFailed, RetryBudgetExhausted, UpstreamError
+from gateway.errors import NoReplica, ReplicaBusy, ReplicaFailed, RetryBudgetExhausted, UpstreamError, UpstreamRefused
 from gateway.http.client import Answer, Pool
 from gateway.http.wheel import Wheel
+from gateway.upstream_keys import UpstreamKeys
 
 TRACE_TIMEOUT_S = 2.0
 BUSY = (429, 503)
+REFUSED = (401, 403)
 
 
 class Upstream:
     """Make it in a running loop, and use it as an async context manager."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, keys: UpstreamKeys) -> None:
         self.timeouts = timeouts
+        self.keys = keys
         self.wheel = Wheel(asyncio.get_running_loop())
         self.pool = Pool(self.wheel, timeouts.connect_s)
         self._closed = False
 
-    def use(self, timeouts: Timeouts) -> None:
+    def use(self, timeouts: Timeouts, keys: UpstreamKeys) -> None:
         """Of requests that begin from now on."""
+        self.keys = keys
         self.timeouts, self.pool.connect_s = timeouts, timeouts.connect_s
 
     async def __aenter__(self) -> "Upstream":
@@ -41,14 +45,13 @@ class Upstream:
         self._closed = True
         self.pool.close()
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """The replica's answer from its headers on, which come with the first token; close it.
+    async def post(self, url: str, body: bytes, fields: str) -> Answer:
+        """The replica's answer from its headers on, which come with the first token; close it. `fields`: header lines.
 
         Raises an UpstreamError for a replica that didn't answer, or answered that it can't; NoReplica once closed.
         """
         if self._closed:
             raise NoReplica("this gateway is shutting down")
-        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         answer = await self.pool.request(
             "POST",
             url,
@@ -57,10 +60,11 @@ class Upstream:
             first_byte_s=self.timeouts.first_byte_s,
             idle_s=self.timeouts.idle_s,
         )
-        failed = _failure(answer.status)
-        if failed is not None:
-            answer.close()
-            raise failed
+        if answer.status >= 300:
+            failed = _failure(answer.status)
+            if failed is not None:
+                answer.close()
+                raise failed
         return answer
 
     async def trace(self, replica_url: str, request_id: str) -> dict[str, Any] | None:
@@ -84,22 +88,11 @@ def _failure(status: int) -> UpstreamError | None:
         return ReplicaBusy(f"the replica answered {status}")
     if status >= 500:
         return ReplicaFailed(f"the replica answered {status}")
+    if status in REFUSED:
+        return UpstreamRefused(f"the upstream answered {status}: it refuses this gateway, not its client")
     if 300 <= status < 400:
         return ReplicaFailed("the replica answered with a redirect")
     return None
-
-
-class _LiveRequest:
-    __slots__ = ("_budget",)
-
-    def __init__(self, budget: "RetryBudget") -> None:
-        self._budget = budget
-
-    def __enter__(self) -> None:
-        self._budget.begin()
-
-    def __exit__(self, *exception: object) -> None:
-        self._budget.end()
 
 
 class RetryBudget:
@@ -116,11 +109,8 @@ class RetryBudget:
     def limit(self) -> int:
         return max(1, int(self.share * self.live))
 
-    def request(self) -> "_LiveRequest":
-        """A context: counts one live request."""
-        return _LiveRequest(self)
-
     def begin(self) -> None:
+        """A live request; `end` it."""
         self.live += 1
 
     def end(self) -> None:

@@ -7,11 +7,16 @@ from urllib.parse import urlsplit
 _ODD = re.compile(r"[^A-Za-z0-9._:\-]+")
 
 
+def base_url(written: str) -> str:
+    """In front of `/v1`."""
+    return written.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def named_upstreams(urls: Iterable[str]) -> dict[str, str]:
     """By id: the URL in front of `/v1`. Raises ValueError."""
     found: dict[str, str] = {}
     for written in urls:
-        url = written.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        url = base_url(written)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{written!r} is no URL of the form http://HOST:PORT")

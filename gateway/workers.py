@@ -1,4 +1,5 @@
-"""Several gateway processes on one port: forked, watched, and begun anew where one dies. They share nothing but Redis.
+"""Several gateway processes on one port: forked, watched, and begun anew where one dies. They share Redis, and the
+limits of keys.
 
 The kernel spreads connections over the sockets that share the port, one for each worker. The supervisor keeps every
 socket open, so that what waits in the queue of a worker that dies is served by the next one in its place.

@@ -1,8 +1,9 @@
 """Fixtures that several test packages share."""
 
+import gc
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((place for place, slow in enumerate(SLOW) if item.nodeid.startswith(slow)), len(SLOW))
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """NOTE: CPython 3.11 can't parse source while it parses source. The report of a failure does the one; a lost task,
+    whose error is logged when it is collected as garbage, the other. The worker dies, and pytest-xdist waits for it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Plugins import at the end, and pytest parses what it imports."""
+    gc.disable()
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def run_command(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedP
     )
 
 
-def eventually(check: Callable[[], object], timeout_s: float = 10) -> None:
+def eventually(check: Callable[[], object], timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, "not in time"

@@ -50,7 +50,7 @@ class FrontDesk:
         if found is None:
             return False
         considered, raw = found
-        uncached = _uncached(considered)
+        uncached = guest.request.tokens - considered.decision.cached_tokens
         self._admit(guest, considered, raw, uncached, now)
         if self._must_wait(guest, considered, raw, uncached):
             self.room.add(guest, considered.decision.choice, uncached, _patience(considered), now)
@@ -80,7 +80,8 @@ class FrontDesk:
     def leave(self, guest: Guest, now: float) -> None:
         """It has its first token or comes to an end: its client has gone, its time is up, its replica has failed.
         Once is enough, in whatever order."""
-        self.room.remove(guest, now, sent=False)
+        if guest.target:
+            self.room.remove(guest, now, sent=False)
         if guest.open_tokens:
             self.shares.close(guest.terms.tenant, guest.open_tokens)
             guest.open_tokens = 0
@@ -102,6 +103,10 @@ class FrontDesk:
 
     def _consider(self, guest: Guest, now: float, without: str = "") -> tuple[Considered, Candidates] | None:
         """With all of its tenant that is held, but for one lane's; and the candidates as they are."""
+        if not len(self.room):
+            self._router.expire(now)
+            considered = self._router.consider(guest.request, guest.total_tokens, guest.tried, now)
+            return None if considered is None else (considered, considered.candidates)
         seen: list[Candidates] = []
 
         def with_held(candidates: Candidates) -> Candidates:
@@ -113,14 +118,14 @@ class FrontDesk:
         return None if considered is None else (considered, seen[0])
 
     def _admit(self, guest: Guest, considered: Considered, raw: Candidates, uncached: int, now: float) -> None:
-        tenant, wants = guest.terms.tenant, max(1, uncached)
+        (tenant, _, deadline), wants = guest.terms, max(1, uncached)
         full_s = self._bounds.overfull_s(raw, self.room.tokens, wants)
         if full_s > 0 and self._bounds.exceeds_share(raw, self.shares, tenant, wants):
             raise QueueFull("the queue is full", retry_after_s=full_s)
-        if guest.terms.deadline < inf:
+        if deadline < inf:
             wait_s = _predicted_s(considered)
-            if now + wait_s > guest.terms.deadline:
-                late_s = now + wait_s - guest.terms.deadline
+            if now + wait_s > deadline:
+                late_s = now + wait_s - deadline
                 message = f"the first token is predicted in {wait_s:.3f} s, {late_s:.3f} s after the request's deadline"
                 raise DeadlineOutOfReach(message, retry_after_s=late_s)
         guest.open_tokens = wants
@@ -144,9 +149,11 @@ class FrontDesk:
 
     def _send(self, guest: Guest, considered: Considered, uncached: int, now: float) -> None:
         self.shares.serve(guest.terms.tenant, max(1, uncached))
-        self.room.remove(guest, now, sent=True)
+        if guest.target:
+            self.room.remove(guest, now, sent=True)
         guest.uncached, guest.considered = uncached, considered
-        self.room.will_compute(guest.request.hashes, considered.decision.cached_tokens // BLOCK_SIZE)
+        if len(self.room):
+            self.room.will_compute(guest.request.hashes, considered.decision.cached_tokens // BLOCK_SIZE)
 
     def _in_turn(self, raw: Candidates, now: float) -> Iterator[Guest]:
         """Whom to decide over again: those whose turn has come, then those whose replica is there no more, then for

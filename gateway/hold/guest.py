@@ -1,16 +1,16 @@
 """A request as the waiting room knows it."""
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from gateway.fleet import Incarnation
 from gateway.router import Considered
 from gateway.routing.base import RouteRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """What a request may expect."""
 
     tenant: str = ""
@@ -21,12 +21,15 @@ class Terms:
     """For the first byte, on the gateway's clock."""
 
 
+ORDINARY = Terms()
+
+
 @dataclass(slots=True, eq=False)
 class Guest:
     request: RouteRequest
     total_tokens: int
     """Prompt and the answer that must fit with it."""
-    terms: Terms = field(default_factory=Terms)
+    terms: Terms = ORDINARY
     tried: Set[Incarnation] = frozenset()
     considered: Considered | None = None
     """Its decision, once it may go."""

@@ -13,19 +13,6 @@ LOOK_S = 0.25
 """Some changes come without any event, as when a replica's back-off ends."""
 
 
-class _Hosted:
-    __slots__ = ("_guest", "_reception")
-
-    def __init__(self, reception: "Reception", guest: Guest) -> None:
-        self._reception = reception
-        self._guest = guest
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exception: object) -> None:
-        self._reception.leave(self._guest)
-
-
 class Reception:
     def __init__(
         self, desk: FrontDesk, metrics: Metrics, clock: Callable[[], float], queue_s: float, longest_s: float
@@ -43,18 +30,14 @@ class Reception:
         self._next_count_at = -inf
         """Of those that are stranded: it looks at everybody."""
 
-    def hosting(self, guest: Guest) -> "_Hosted":
-        """A context: however it ends, nothing of it is left."""
-        return _Hosted(self, guest)
-
-    def arrive(self, guest: Guest) -> bool:
+    def arrive(self, guest: Guest, now: float) -> bool:
         """See FrontDesk.arrive. Raises QueueFull or DeadlineOutOfReach."""
         try:
-            routed = self.desk.arrive(guest, self._clock())
+            routed = self.desk.arrive(guest, now)
         except GatewayError as error:
             self._metrics.refused(error)
             raise
-        if guest.is_held:
+        if guest.target:
             self._sleeping[guest] = asyncio.get_running_loop().create_future()
             self.wake()
         return routed
@@ -85,8 +68,10 @@ class Reception:
 
     def leave(self, guest: Guest) -> None:
         """See FrontDesk.leave."""
-        self.desk.leave(guest, self._clock())
-        self.wake()
+        if guest.target or guest.open_tokens:
+            self.desk.leave(guest, self._clock())
+        if self._sleeping:
+            self._plan(0.0)
 
     def wake(self) -> None:
         """Something has changed: somebody may go, in the loop's next round."""

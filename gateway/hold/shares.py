@@ -38,15 +38,19 @@ class Shares:
 
     def open(self, tenant: str, tokens: int) -> None:
         """It wants so much, at least one."""
-        if tenant not in self._open:
+        before = self._open.get(tenant)
+        if before is None:
+            before = 0
             self._tags[tenant] = max(self._virtual_time, self.tag(tenant))
             heappush(self._least, (self._tags[tenant], tenant))
-        self._open[tenant] = self._open.get(tenant, 0) + tokens
+        self._open[tenant] = before + tokens
 
     def serve(self, tenant: str, tokens: float) -> None:
         """Of one that has something open: so much is sent."""
-        self._virtual_time = max(self._virtual_time, self._tags[tenant])
-        self._tags[tenant] += tokens
+        tag = self._tags[tenant]
+        if tag > self._virtual_time:
+            self._virtual_time = tag
+        self._tags[tenant] = tag + tokens
 
     def close(self, tenant: str, tokens: int) -> None:
         """What was opened has its first token, or has come to nothing."""

@@ -13,9 +13,15 @@ PRIORITY_MOST = 8
 """Classes that the gateway tells apart, either side of 0; a replica tells all."""
 
 
+_USUAL = Terms()
+
+
 def terms_of(headers: Mapping[str, str], priority: int, received_at: float, tenant: str = "") -> Terms:
     """Raises RequestError."""
-    deadline = received_at + timeout_s(headers.get(TIMEOUT))
+    timeout = headers.get(TIMEOUT)
+    if timeout is None and not priority and not tenant:
+        return _USUAL
+    deadline = received_at + timeout_s(timeout)
     return Terms(tenant, max(-PRIORITY_MOST, min(PRIORITY_MOST, priority)), deadline)
 
 

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from gateway.errors import ReplicaDied, ReplicaTimeout, ReplicaUnreachable, UpstreamError
 from gateway.http.body import Body, Chunked, Fixed, UntilClose
 from gateway.http.errors import HttpError
-from gateway.http.head import ResponseHead, find_end, parse_response
+from gateway.http.head import ResponseHead, find_end
+from gateway.http.head_memo import HeadMemo
 from gateway.http.wheel import NEVER, Timed, Wheel
 
 KEEP_ALIVE_S = 15.0
@@ -45,17 +46,21 @@ class Sink(Protocol):
 class Answer:
     """A replica's answer from its head on. Close it: before its end that makes the replica abort."""
 
-    __slots__ = ("_ahead", "_connection", "_ended", "_error", "content_type", "headers", "sink", "status")
+    __slots__ = ("_ahead", "_ahead_bytes", "_connection", "_ended", "_error", "headers", "sink", "status")
 
     def __init__(self, head: ResponseHead, connection: "ReplicaConnection") -> None:
         self.status = head.status
         self.headers: Mapping[str, str] = head.headers
-        self.content_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
         self._connection: ReplicaConnection | None = connection
         self.sink: Sink | None = None
         self._ahead: list[bytes] = []
+        self._ahead_bytes = 0
         self._ended = False
         self._error: UpstreamError | None = None
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def pour_into(self, sink: Sink) -> None:
         """What has come by now at once, the rest as it comes."""
@@ -70,10 +75,12 @@ class Answer:
         else:
             self.resume_reading()
 
+    def read_at_once(self) -> bytes | None:
+        """The whole body, if it came in one piece with its end."""
+        return self._ahead.pop() if self._ended and self._error is None and len(self._ahead) == 1 else None
+
     async def read(self) -> bytes:
         """The whole body. Raises an UpstreamError."""
-        if self._ended and len(self._ahead) == 1:
-            return self._ahead.pop()
         whole = _Whole()
         self.pour_into(whole)
         return await whole.done
@@ -102,7 +109,8 @@ class Answer:
 
     def keep(self, payload: bytes) -> None:
         self._ahead.append(payload)
-        if sum(map(len, self._ahead)) > AHEAD_MAX:
+        self._ahead_bytes += len(payload)
+        if self._ahead_bytes > AHEAD_MAX:
             self.pause_reading()
 
     def over(self, error: UpstreamError | None) -> None:
@@ -134,20 +142,19 @@ class _Whole:
 
 class ReplicaConnection(asyncio.Protocol, Timed):
     __slots__ = (
-        *(
-            "_answer",
-            "_body",
-            "_fresh",
-            "_head",
-            "_held",
-            "_idle_s",
-            "_now",
-            "_paused",
-            "_pool",
-            "_sent_at",
-            "_settling",
-        ),
-        *("_transport", "_waiter", "place"),
+        "_answer",
+        "_body",
+        "_fresh",
+        "_head",
+        "_held",
+        "_idle_s",
+        "_now",
+        "_paused",
+        "_pool",
+        "_sent_at",
+        "_transport",
+        "_waiter",
+        "place",
     )
 
     def __init__(self, pool: "Pool", place: Place) -> None:
@@ -162,7 +169,6 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         self._head: ResponseHead | None = None
         self._body: Body | None = None
         self._answer: Answer | None = None
-        self._settling = False
         self._paused = False
         self._idle_s = 0.0
         self._sent_at = 0.0
@@ -182,12 +188,11 @@ class ReplicaConnection(asyncio.Protocol, Timed):
 
     def send(self, request: bytes, first_byte_s: float, idle_s: float) -> "asyncio.Future[Answer]":
         """The answer once its head is there; from then on `idle_s` is the longest silence. Raises an UpstreamError."""
-        now = self._pool.loop.time()
-        self._waiter = self._pool.loop.create_future()
-        self._idle_s, self._sent_at = idle_s, now
+        self._idle_s, self._sent_at = idle_s, self._now()
+        waiter = self._waiter = self._pool.loop.create_future()
         self._transport.write(request)
-        self._pool.wheel.watch(self, now + first_byte_s)
-        return self._waiter
+        self._pool.wheel.watch(self, self._sent_at + first_byte_s)
+        return waiter
 
     # From the event loop.
 
@@ -204,7 +209,24 @@ class ReplicaConnection(asyncio.Protocol, Timed):
             self._take_head(data)
             return
         self.deadline = self._now() + self._idle_s
-        self._take_body(body, data)
+        try:
+            payload = body.feed(data)
+        except HttpError as error:
+            self._fail(error)
+            self._drop()
+            return
+        if payload:
+            answer = self._answer
+            if answer is None:
+                # It should be over by now.
+                self._drop()
+                return
+            if answer.sink is None:
+                answer.keep(payload)
+            else:
+                answer.sink.data(payload)
+        if body.done and self._body is body:
+            self._over(body)
 
     def eof_received(self) -> bool:
         return False
@@ -232,7 +254,7 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         self._held = self._held + data if self._held else data
         try:
             while (end := find_end(self._held)) >= 0:
-                head = parse_response(self._held[:end])
+                head = self._pool.heads.response(self._held[:end])
                 self._held = self._held[end:]
                 if head.status >= 200:
                     self._begin(head)
@@ -247,35 +269,18 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         assert waiter is not None
         self._head = head
         self._answer = Answer(head, self)
-        self._body = Chunked() if head.chunked else UntilClose() if head.length is None else Fixed(head.length)
-        self._pool.wheel.watch(self, self._pool.loop.time() + self._idle_s)
+        body = Chunked() if head.chunked else UntilClose() if head.length is None else Fixed(head.length)
+        self._body = body
         if waiter.done():
             self._drop()
             return
         waiter.set_result(self._answer)
-        if rest or self._body.done:
-            self._take_body(self._body, rest)
-
-    def _take_body(self, body: Body, data: bytes) -> None:
-        try:
-            payload = body.feed(data) if data else b""
-        except HttpError as error:
-            self._fail(error)
-            self._drop()
-            return
-        if payload:
-            answer = self._answer
-            if answer is not None:
-                sink = answer.sink
-                if sink is not None:
-                    sink.data(payload)
-                else:
-                    answer.keep(payload)
-            elif self._settling:
-                self._drop()
-                return
-        if body.done and self._body is body:
+        if rest:
+            self.data_received(rest)
+        elif body.done:
             self._over(body)
+        if self._body is body:
+            self._pool.wheel.watch(self, self._now() + self._idle_s)
 
     def _over(self, body: Body | None) -> None:
         """The answer came to its proper end."""
@@ -311,7 +316,7 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         return ReplicaDied("the replica closed the connection before its answer was whole")
 
     def _reset(self) -> None:
-        self._waiter, self._answer, self._head, self._body, self._settling = None, None, None, None, False
+        self._waiter, self._answer, self._head, self._body = None, None, None, None
         self._held = b""
 
     # For answers and the pool.
@@ -328,7 +333,7 @@ class ReplicaConnection(asyncio.Protocol, Timed):
             self._transport.resume_reading()
 
     def settle(self) -> None:
-        self._answer, self._settling = None, True
+        self._answer = None
         self.resume()
         self._pool.wheel.watch(self, self._pool.loop.time() + SETTLE_S)
 
@@ -352,6 +357,7 @@ class Pool:
     def __init__(self, wheel: Wheel, connect_s: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.wheel = wheel
+        self.heads = HeadMemo()
         self.connect_s = connect_s
         self._idle: defaultdict[Place, list[ReplicaConnection]] = defaultdict(list)
         self._all: set[ReplicaConnection] = set()
@@ -367,21 +373,18 @@ class Pool:
         """`head`: header lines but for `host` and `content-length`. Raises an UpstreamError."""
         place, start = _address(method, url)
         request = b"%b%bcontent-length: %d\r\n\r\n%b" % (start, head, len(body), body)
-        connection = self._pooled(place) or await self._connect(place)
-        try:
-            return await self._sent(connection, request, first_byte_s, idle_s)
-        except ClosedWhileIdle:
-            connection = await self._connect(place)
-            return await self._sent(connection, request, first_byte_s, idle_s)
-
-    @staticmethod
-    async def _sent(connection: ReplicaConnection, request: bytes, first_byte_s: float, idle_s: float) -> Answer:
-        waiter = connection.send(request, first_byte_s, idle_s)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            connection.abandon()
-            raise
+        connection = self._pooled(place)
+        while True:
+            if connection is None:
+                connection = await self._connect(place)
+            try:
+                return await connection.send(request, first_byte_s, idle_s)
+            except ClosedWhileIdle:
+                # A fresh one can't be: this happens once.
+                connection = None
+            except asyncio.CancelledError:
+                connection.abandon()
+                raise
 
     def close(self) -> None:
         """Cuts what is in flight, too: whoever reads an answer gets an error."""

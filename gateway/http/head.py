@@ -7,26 +7,41 @@ is two calls into `re`: cheaper than callbacks from a parser in C, and all of it
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.http.errors import HttpError, malformed
 
 END = b"\r\n\r\n"
 MAX_HEAD_BYTES = 32 << 10
 MAX_FIELDS = 128
+MAX_DIGITS = 18
+"""Of a length."""
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _VALUE = r"[^\x00-\x08\x0a-\x1f\x7f]"
 _REQUEST_LINE = re.compile(rf"({_TOKEN}{{1,32}}) (/[\x21-\x7e]*|\*|https?://[\x21-\x7e]+) HTTP/1\.([01])\r\n")
 _STATUS_LINE = re.compile(rf"HTTP/1\.([01]) ([1-9][0-9]{{2}})(?: {_VALUE}*)?\r\n")
 _FIELDS = re.compile(rf"(?>{_TOKEN}++:{_VALUE}*+\r\n)*+\r\n")
-_FIELD = re.compile(rf"({_TOKEN}+):[ \t]*({_VALUE}*)\r\n")
+FIELD = rf"({_TOKEN}+):[ \t]*({_VALUE}*)"
+_FIELD = re.compile(rf"{FIELD}\r\n")
 _AUTHORITY = re.compile(r"https?://[^/?]*")
-_DIGITS = re.compile(r"[0-9]{1,18}")
 _LONE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 _CONTINUE = "100-continue"
 _ONCE = frozenset(("content-length", "transfer-encoding", "host", "authorization", "content-type", "content-encoding"))
 """Twice, they would mean what each reader likes."""
+
+
+class RequestLine(NamedTuple):
+    method: str
+    target: str
+    path: str
+    minor: int
+
+
+class StatusLine(NamedTuple):
+    minor: int
+    status: int
 
 
 @dataclass(slots=True)
@@ -46,6 +61,7 @@ class RequestHead:
 
 @dataclass(slots=True)
 class ResponseHead:
+    minor: int
     status: int
     headers: dict[str, str]
     length: int | None
@@ -72,16 +88,19 @@ def parse_request(raw: bytes) -> RequestHead:
     line = _REQUEST_LINE.match(text)
     if line is None:
         raise malformed("the request line is malformed; this server speaks HTTP/1.1")
-    headers = _fields(text, line.end())
     method, target, minor = line.group(1), line.group(2), int(line.group(3))
+    path = target if target[0] != "h" else _AUTHORITY.sub("", target, count=1) or "/"
+    return request_head(RequestLine(method, target, path.partition("?")[0], minor), _fields(text, line.end()))
+
+
+def request_head(line: RequestLine, headers: dict[str, str]) -> RequestHead:
+    """Raises HttpError."""
+    method, target, path, minor = line
     if minor and "host" not in headers:
         raise malformed("the header host is missing")
     if minor and headers.get("expect", _CONTINUE).lower() != _CONTINUE:
         raise HttpError(417, "expectation_failed", f"the header expect may be {_CONTINUE} only")
-    path = target if target[0] != "h" else _AUTHORITY.sub("", target, count=1) or "/"
-    return RequestHead(
-        method, target, path.partition("?")[0], minor, headers, _request_length(headers, minor), _lives(headers, minor)
-    )
+    return RequestHead(method, target, path, minor, headers, _request_length(headers, minor), _lives(headers, minor))
 
 
 def parse_response(raw: bytes) -> ResponseHead:
@@ -90,8 +109,12 @@ def parse_response(raw: bytes) -> ResponseHead:
     line = _STATUS_LINE.match(text)
     if line is None:
         raise malformed("the status line is malformed")
-    headers = _fields(text, line.end())
-    minor, status = int(line.group(1)), int(line.group(2))
+    return response_head(StatusLine(int(line.group(1)), int(line.group(2))), _fields(text, line.end()))
+
+
+def response_head(line: StatusLine, headers: dict[str, str]) -> ResponseHead:
+    """Raises HttpError."""
+    minor, status = line
     coding = headers.get("transfer-encoding")
     length = None if coding is not None else _length(headers)
     if coding is not None and (coding.lower() != "chunked" or "content-length" in headers):
@@ -99,7 +122,7 @@ def parse_response(raw: bytes) -> ResponseHead:
     if status < 200 or status in (204, 304):
         length, coding = 0, None
     framed = coding is not None or length is not None
-    return ResponseHead(status, headers, length, coding is not None, framed and _lives(headers, minor))
+    return ResponseHead(minor, status, headers, length, coding is not None, framed and _lives(headers, minor))
 
 
 def _fields(text: str, start: int) -> dict[str, str]:
@@ -139,7 +162,7 @@ def _length(headers: dict[str, str]) -> int | None:
     value = headers.get("content-length")
     if value is None:
         return None
-    if _DIGITS.fullmatch(value) is None:
+    if not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS):
         raise malformed("content-length must be a plain number")
     return int(value)
 
@@ -148,5 +171,7 @@ def _lives(headers: dict[str, str], minor: int) -> bool:
     value = headers.get("connection")
     if value is None:
         return minor == 1
+    if value.lower() == "keep-alive":
+        return True
     options = {option.strip() for option in value.lower().split(",")}
     return "close" not in options and (minor == 1 or "keep-alive" in options)

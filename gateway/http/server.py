@@ -11,6 +11,7 @@ from gateway.http.connection import ClientConnection
 from gateway.http.errors import HttpError
 from gateway.http.exchange import Exchange
 from gateway.http.head import RequestHead
+from gateway.http.head_memo import HeadMemo
 from gateway.http.limits import HttpLimits
 from gateway.http.wheel import Wheel
 
@@ -46,6 +47,7 @@ class LeanServer:
         `refusal_headers` go with the answer to it where its head could be read."""
         self.limits = limits
         self.wheel = wheel
+        self.heads = HeadMemo()
         self.loop = asyncio.get_running_loop()
         self.handle = handle
         self.guest = guest

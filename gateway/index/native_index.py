@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gateway.index.prefix_index import MAX_BLOCKS, SHARDS, Matches, PrefixIndex, Slot
 from native.build import BuildError, build_library
+from native.call import Call
 from replica.protocol.records import Hashes
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -28,11 +29,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "index_live": (None, [_POINTER, _U32, _INT]),
     "index_add": (_INT, [_POINTER, _U32, _POINTER, _SIZE, _SIZE, _U64, _POINTER]),
     "index_remove": (None, [_POINTER, _U32, _POINTER, _SIZE, _SIZE, _POINTER]),
-    "index_expect": (None, [_POINTER, _U32, _POINTER, _SIZE, _SIZE]),
     "index_expected": (_U64, [_POINTER]),
     "index_rotate": (None, [_POINTER, _INT]),
     "index_sweep": (None, [_POINTER, _U32, _POINTER, _U32]),
-    "index_match": (_SIZE, [_POINTER, _POINTER, _SIZE, _POINTER, _POINTER]),
     "index_hashes_of": (None, [_POINTER, _U32, _POINTER]),
     "index_size": (_U64, [_POINTER]),
     "index_bytes": (_U64, [_POINTER]),
@@ -59,7 +58,10 @@ class NativeIndex(PrefixIndex):
         """`seed`, of 64 bits, should be nobody else's to know: it keeps prompts from being chosen to collide."""
         super().__init__(max_blocks)
         self._library = library
-        self._index = library.index_new(seed)
+        self._index: int = library.index_new(seed)
+        # What each request calls takes a block: see prefix_index.cpp for what is in it.
+        self._call_match = Call(library.index_match, "QQqQQ")
+        self._call_expect = Call(library.index_expect, "QqQq")
         weakref.finalize(self, library.index_free, self._index)
         self._change_made = array("Q", (0, 0))
         self._groups = array("I")
@@ -77,9 +79,8 @@ class NativeIndex(PrefixIndex):
 
     def match(self, hashes: Sequence[int]) -> Matches:
         packed = _packed(hashes)
-        found = self._library.index_match(
-            self._index, packed.buffer_info()[0], len(packed), self._groups_at, self._matched_slots_at
-        )
+        at, count = packed.buffer_info()
+        found = self._call_match(self._index, at, count, self._groups_at, self._matched_slots_at)
         groups = self._groups[: 3 * found]
         return Matches(groups, self._matched_slots[: groups[-1] if found else 0], self._replica_of)
 
@@ -120,7 +121,7 @@ class NativeIndex(PrefixIndex):
 
     def _expect(self, slot: Slot, hashes: Sequence[int]) -> None:
         packed = _packed(hashes)
-        self._library.index_expect(self._index, slot.number, packed.buffer_info()[0], 0, len(packed))
+        self._call_expect(self._index, slot.number, *packed.buffer_info())
 
     def _num_expected(self) -> int:
         number: int = self._library.index_expected(self._index)

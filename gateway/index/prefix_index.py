@@ -133,6 +133,8 @@ class PrefixIndex(ABC):
         self._sweeping: list[int] = []
         self._swept = 0
         self._rotate_at = 0.0
+        self._expected_at_most = 0
+        """In the current generation: counting would cost each decision a call."""
 
     def __repr__(self) -> str:
         slots = ", ".join(f"{s.replica}@{s.epoch}#{s.seq}:{s.count}" for s in self._slots.values())
@@ -221,6 +223,7 @@ class PrefixIndex(ABC):
         """A request with this prefix was just sent there. Forgotten when evicted, or by the second `expire` after."""
         slot = self._slots.get(replica)
         if slot is not None:
+            self._expected_at_most += len(hashes)
             self._expect(slot, hashes)
 
     def expire(self, now: float, hold: bool = False) -> bool:
@@ -229,11 +232,17 @@ class PrefixIndex(ABC):
         nothing can come that would confirm them, none is too old."""
         if hold:
             self._rotate_at = now + EXPECT_TTL_S
-        if now < self._rotate_at and self._num_expected() < EXPECT_MAX_BLOCKS:
+        if now < self._rotate_at and not self._expects_too_much():
             return False
+        self._expected_at_most = 0
         self._rotate(forget_all=now >= self._rotate_at + EXPECT_TTL_S)
         self._rotate_at = now + EXPECT_TTL_S
         return True
+
+    def _expects_too_much(self) -> bool:
+        if self._expected_at_most >= EXPECT_MAX_BLOCKS:
+            self._expected_at_most = self._num_expected()
+        return self._expected_at_most >= EXPECT_MAX_BLOCKS
 
     def sweep(self, shards: int = 1) -> None:
         """Takes dead slots out of the next shards, as long as there are any."""

@@ -71,11 +71,15 @@ class Outbox:
         self._done: deque[_Done] = deque()
         self._sent_at = float("-inf")
 
+    def is_heard(self, now: float) -> bool:
+        """By anybody; else nothing needs to be told."""
+        return self.peers.count(now) > 0
+
     def routed(self, replica: str, tokens: int, new_hashes: Sequence[int], now: float) -> int:
         """A request was sent there; `new_hashes`: of its blocks that the replica hasn't got. Its number."""
         number = self._next
         self._next += 1
-        if self.peers.count(now):
+        if self.is_heard(now):
             if len(self._routed) < PENDING_MAX:
                 self._routed[number] = _Routed(replica, tokens, new_hashes[:NEW_BLOCKS_MAX], now)
                 self.wake()

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from gateway.openapi.answers import ANSWERS, STRING, Schema, maybe, ref
 from gateway.openapi.examples import chat_examples, completion_examples
 from replica.protocol import headers
-from replica.protocol.openai import ChatRequest, CompletionRequest
+from replica.protocol.openai import MAX_CHOICES, ChatRequest, CompletionRequest
 from replica.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 VERSION = "3.1.0"
@@ -143,11 +143,11 @@ def _requests(models: list[str]) -> Schema:
 
 
 def _prompt() -> Schema:
-    """One: each prompt is routed by itself."""
+    """One, or several."""
     text: Schema = {"type": "string", "minLength": 1}
     ids: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-    one = {"minItems": 1, "maxItems": 1, "type": "array"}
-    return {"anyOf": [text, ids, one | {"items": text}, one | {"items": ids}]}
+    several = {"minItems": 1, "maxItems": MAX_CHOICES, "type": "array"}
+    return {"anyOf": [text, ids, several | {"items": text}, several | {"items": ids}]}
 
 
 def _message(fields: Schema) -> Schema:

@@ -35,6 +35,7 @@ def completion_examples(model: str) -> dict[str, Any]:
         stream={"prompt": "Once upon a time", "stream": True},
         tokens={"prompt": [1, 2, 3], "temperature": 0, "logprobs": 2},
         echo={"prompt": "Once", "echo": True, "max_tokens": 1},
+        several={"prompt": ["Once upon a time", "Is there a ramp?"], "n": 2},
     )
 
 

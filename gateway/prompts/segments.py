@@ -21,12 +21,16 @@ _FIRSTS_MAX = 3
 """Letters with which special tokens begin: one after the other is looked for quicker than a pattern."""
 
 
+Filling = tuple[str, tuple[tuple[int, str], ...]]
+"""A segment with holes: how it begins, and then whose content follows, and what follows that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A skeleton, cut at its special tokens."""
 
-    steps: tuple[TokenIds | Parts, ...]
-    """What is tokenised already, and segments with holes."""
+    steps: tuple[TokenIds | Filling, ...]
+    """What is tokenised already, and what has to be filled in first."""
     chars: int
     """Beside the holes."""
 
@@ -66,7 +70,7 @@ class SegmentEncoder:
         """None where this tokenizer must see the whole."""
         if not self.exact or self._overlap:
             return None
-        steps: list[TokenIds | Parts] = []
+        steps: list[TokenIds | Filling] = []
         segment: list[str | int] = []
         for part in parts:
             for piece in self._pieces(part) if isinstance(part, str) else (part,):
@@ -86,7 +90,9 @@ class SegmentEncoder:
             if isinstance(step, TokenIds):
                 found.append(step)
                 continue
-            text = "".join([contents[part] if isinstance(part, int) else part for part in step])
+            text, rest = step
+            for place, after in rest:
+                text += contents[place] + after
             max_new = self._add(text, max_new, found)
             if max_new < 0:
                 return None
@@ -94,9 +100,12 @@ class SegmentEncoder:
 
     def _add(self, text: str, max_new: int, found: list[TokenIds]) -> int:
         """How many more characters may be tokenised anew; negative: it would have been more than that."""
-        if not self._may_hold_special(text):
-            return self._add_segment(text, max_new, found) if text else max_new
-        for piece in self._pieces(text):
+        # What is remembered as one segment holds no special token, so that needn't be looked for.
+        known = self._memo.get(text)
+        if known is not None:
+            found.append(known)
+            return max_new
+        for piece in self._pieces(text) if self._may_hold_special(text) else (text,):
             special = self._ids.get(piece)
             if special is not None:
                 found.append(special)
@@ -130,10 +139,10 @@ class SegmentEncoder:
             return True
         return any(first in text for first in self._firsts)
 
-    def _end(self, segment: list[str | int], steps: list[TokenIds | Parts]) -> None:
+    def _end(self, segment: list[str | int], steps: list[TokenIds | Filling]) -> None:
         texts = [part for part in segment if isinstance(part, str)]
         if len(texts) < len(segment):
-            steps.append(tuple(segment))
+            steps.append(_filling(segment))
         elif texts:
             _extend(steps, TokenIds.of(self._text.encode_chat("".join(texts))))
 
@@ -141,7 +150,19 @@ class SegmentEncoder:
         return all(self._by_segment(sample).tokens == self._text.encode_chat(sample) for sample in _corpus(self._ids))
 
 
-def _extend(steps: list[TokenIds | Parts], ids: TokenIds) -> None:
+def _filling(segment: Sequence[str | int]) -> Filling:
+    first, rest = "", list[tuple[int, str]]()
+    for part in segment:
+        if isinstance(part, int):
+            rest.append((part, ""))
+        elif rest:
+            rest[-1] = rest[-1][0], rest[-1][1] + part
+        else:
+            first += part
+    return first, tuple(rest)
+
+
+def _extend(steps: list[TokenIds | Filling], ids: TokenIds) -> None:
     last = steps[-1] if steps else None
     if isinstance(last, TokenIds):
         steps[-1] = TokenIds.joined((last, ids))

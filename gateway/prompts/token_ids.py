@@ -12,7 +12,8 @@ from replica.protocol.hashing import pack_tokens
 _BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as it is made for each prompt: to make one would take three times as long.
+@dataclass(slots=True)
 class TokenIds:
     packed: bytes
     """By `pack_tokens`."""
@@ -26,8 +27,12 @@ class TokenIds:
 
     @classmethod
     def joined(cls, parts: Iterable["TokenIds"]) -> "TokenIds":
-        some = [part for part in parts if part.packed]
-        return cls(b"".join([part.packed for part in some]), b",".join([part.json for part in some]))
+        packed, json = [], []
+        for part in parts:
+            if part.packed:
+                packed.append(part.packed)
+                json.append(part.json)
+        return cls(b"".join(packed), b",".join(json))
 
     def __len__(self) -> int:
         return len(self.packed) // _BYTES

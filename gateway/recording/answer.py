@@ -10,19 +10,23 @@ _NUMBER = re.compile(rb" ?(\d{1,9})")
 _CHUNK = b'"finish_reason":null'
 """Every chunk but the last of each choice: one a token, unless several came at once."""
 _TAIL_BYTES = 2048
-"""The usage comes last, just before `[DONE]`."""
+"""The usage comes last, just before `[DONE]`, which may come by itself."""
 
 
 class AnswerCount:
     """Feed it a stream's events, or a whole answer, as they go to the client."""
 
+    __slots__ = ("_before", "_last", "chunks")
+
     def __init__(self) -> None:
         self.chunks = 0
-        self._tail = b""
+        # What was fed last, and before that.
+        self._last = self._before = b""
 
     def feed(self, data: bytes) -> None:
         self.chunks += data.count(_CHUNK)
-        self._tail = (data if len(data) >= _TAIL_BYTES else self._tail + data)[-_TAIL_BYTES:]
+        self._before = self._last
+        self._last = data if len(data) <= _TAIL_BYTES else data[-_TAIL_BYTES:]
 
     @property
     def is_stream(self) -> bool:
@@ -31,10 +35,11 @@ class AnswerCount:
     @property
     def told(self) -> int | None:
         """As the usage says, where the client has asked for it or got a whole answer."""
-        at = self._tail.rfind(_NAME, -_TAIL_BYTES)
+        tail = self._before + self._last
+        at = tail.rfind(_NAME)
         if at < 0:
             return None
-        found = _NUMBER.match(self._tail, at + len(_NAME))
+        found = _NUMBER.match(tail, at + len(_NAME))
         return int(found[1]) if found else None
 
     @property

@@ -119,6 +119,10 @@ class Recorder:
         self._writer = writer
         self._clock = clock
 
+    @property
+    def is_on(self) -> bool:
+        return self._writer is not None
+
     def recording(self, call: Call) -> AbstractContextManager[None]:
         """The request, until its answer has ended, however it ends."""
         return _NOTHING if self._writer is None else self._recording(self._writer, call)

@@ -1,14 +1,13 @@
 """What a routing policy sees and what it answers. Pure: no I/O, no clock, no randomness."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from gateway.routing.candidates import Candidates, Floats, usable_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRequest:
+class RouteRequest(NamedTuple):
     tokens: int
     """Prompt length."""
     hashes: Sequence[int]
@@ -25,8 +24,8 @@ class Decision:
     candidates: tuple[str, ...]
     place: int
     """Of the choice among the candidates."""
-    cost: Floats
-    """Of each candidate; the lower the better. What it counts is the policy's."""
+    _cost: Floats | None
+    """None: it is among the columns."""
     columns: Mapping[str, Floats]
     """What the cost is made of. Names end in `_s` for seconds, the others are tokens or plain numbers."""
     cached_tokens: int
@@ -35,10 +34,15 @@ class Decision:
     """Those of them that the choice's digest vouches for; the others are still being computed for somebody else."""
     deepest: int = 0
     """Leading blocks of the prompt that some candidate has, or is about to compute."""
+    choice: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choice = self.candidates[self.place]
 
     @property
-    def choice(self) -> str:
-        return self.candidates[self.place]
+    def cost(self) -> Floats:
+        """Of each candidate; the lower the better. What it counts is the policy's."""
+        return self.columns["cost"] if self._cost is None else self._cost
 
     def rows(self) -> dict[str, dict[str, float]]:
         """Every candidate's terms; `behind` is by how much it lost."""
@@ -77,23 +81,12 @@ class Stateless:
 def decide(
     policy: Policy, request: RouteRequest, candidates: Candidates, place: int, cost: Floats, **columns: Floats
 ) -> Decision:
-    return decided(policy, request, candidates, place, cost, columns)
-
-
-def decided(
-    policy: Policy,
-    request: RouteRequest,
-    candidates: Candidates,
-    place: int,
-    cost: Floats,
-    columns: Mapping[str, Floats],
-) -> Decision:
     matched, held, reuse_tokens = candidates.blocks_at(place)
     return Decision(
         policy=policy.name,
         candidates=candidates.ids,
         place=place,
-        cost=cost,
+        _cost=cost,
         columns=columns,
         cached_tokens=usable_tokens(matched, request.tokens, reuse_tokens),
         held_tokens=usable_tokens(held, request.tokens, reuse_tokens),
@@ -117,6 +110,9 @@ def branch_hash(request: RouteRequest, candidates: Candidates) -> int:
     The first block is no such key, since all prompts begin with one system prompt; the last one neither, as each
     question differs. So: the middle of the prompt, or the first block that no candidate has where that lies deeper.
     """
-    if not request.hashes:
+    hashes, deepest = request.hashes, candidates.figures.deepest
+    count = len(hashes)
+    if not count:
         return 0
-    return request.hashes[min(max(candidates.deepest, len(request.hashes) // 2), len(request.hashes) - 1)]
+    block = deepest if deepest > count // 2 else count // 2
+    return hashes[block if block < count else count - 1]

@@ -39,11 +39,12 @@ FOR_THE_PROMPT = ("queue_tokens", "held_blocks", "matched_blocks")
 """What is worked out for each decision."""
 
 COLUMNS = (
-    *("waiting", "decoding", "active_blocks", "free_blocks", "total_blocks", "max_running", "stay_s"),
+    *("waiting", "decoding", "stay_s", "active_blocks", "free_blocks", "total_blocks", "max_running"),
     *("trust", "unpromised", "reuse", "reuse_tokens"),
     *("c0", "c_lin", "c_att", "c_dec", "step_tokens", "shortest_first"),
 )
-"""What is known of a replica before a prompt is looked at; see Candidates for what each is."""
+"""What is known of a replica before a prompt is looked at; see Candidates for what each is. What is written together
+lies together: see fleet_table.py."""
 
 SIZE_ROWS = ("size_tokens", "size_counts")
 
@@ -126,13 +127,14 @@ class Candidates:
         memory: "array[float]",
         library: "Library | None",
         figures: Figures | None = None,
+        address: int | None = None,
     ) -> None:
         """`memory`: ROWS of as many numbers as there are ids, one after the other. `library`: None where native code
-        isn't to be used on it. `figures`: where they are known."""
+        isn't to be used on it. `figures`, `address`: where they are known; the latter is the memory's."""
         self._figures = figures
         self.ids = ids
         self.memory = memory
-        self.address = memory.buffer_info()[0]
+        self.address = memory.buffer_info()[0] if address is None else address
         self.library = library
         self._numbers: Floats | None = None
 
@@ -190,14 +192,6 @@ class Candidates:
     @property
     def deepest(self) -> int:
         return self.figures.deepest
-
-    @property
-    def owners(self) -> int:
-        return self.figures.owners
-
-    @property
-    def most_held(self) -> int:
-        return self.figures.most_held
 
     @property
     def figures(self) -> Figures:
@@ -258,7 +252,8 @@ class Candidates:
 
 
 def size_class(tokens: int) -> int:
-    return min(max(0, tokens.bit_length() - 6), SIZES - 1)
+    place = tokens.bit_length() - 6
+    return 0 if place < 0 else place if place < SIZES else SIZES - 1
 
 
 def size_classes(tokens: Floats) -> NDArray[np.int64]:

@@ -12,8 +12,7 @@ much was there.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gateway.routing.reason import Reason
 
@@ -31,10 +30,11 @@ stale: predicted for the choice, and not delivered.
 """
 
 Barrier = Literal["draining", "unavailable"]
+DRAINING: Barrier = "draining"
+UNAVAILABLE: Barrier = "unavailable"
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """Prompt tokens that could come from a cache, in whole blocks: what was known when it was decided."""
 
     computed: int
@@ -51,41 +51,38 @@ class Known:
     left_for: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
+class Ladder(NamedTuple):
     computed: int
     resident: int
     usable: int
     chosen: int
     delivered: int
     expected: int
-    """Not a step: what the choice was only expected to have by then."""
+    """Not a step: what the choice was only expected to have by then. So far the order is that of STEPS."""
     losses: Mapping[str, int]
     """By cause, those of zero left out."""
 
 
 def climb(known: Known, delivered: int) -> Ladder:
+    computed, without_credit, resident, barrier, usable, chosen, expected, left_for = known
+    # NOTE: `max` would take as long as all the rest.
     # What is expected at the choice counts as predicted as far as it is certain that it had been computed.
-    predicted = max(known.chosen, min(known.expected, known.usable), delivered)
-    usable = max(known.usable, predicted)
-    resident = max(known.resident, usable)
-    credited = max(known.computed, resident)
-    computed = max(credited, known.computed_without_credit)
+    predicted = expected if expected < usable else usable
+    predicted = chosen if chosen > predicted else predicted
+    predicted = delivered if delivered > predicted else predicted
+    usable = predicted if predicted > usable else usable
+    resident = usable if usable > resident else resident
+    credited = resident if resident > computed else computed
+    computed = without_credit if without_credit > credited else credited
     losses: dict[str, int] = {}
     if computed > delivered:
         losses = {
             "fingerprint": computed - credited,
             "evicted": credited - resident,
-            known.barrier: resident - usable,
-            known.left_for.value: usable - predicted,
+            barrier: resident - usable,
+            left_for.value: usable - predicted,
             "stale": predicted - delivered,
         }
-    return Ladder(
-        computed=computed,
-        resident=resident,
-        usable=usable,
-        chosen=predicted,
-        delivered=delivered,
-        expected=max(0, known.expected - known.chosen),
-        losses={cause: tokens for cause, tokens in losses.items() if tokens},
-    )
+        losses = {cause: tokens for cause, tokens in losses.items() if tokens}
+    only_expected = expected - chosen if expected > chosen else 0
+    return Ladder(computed, resident, usable, predicted, delivered, only_expected, losses)

@@ -38,7 +38,7 @@ def reason_for(decision: Decision, survey: Survey, *, retry: bool) -> Reason:
         return Reason.COLD
     if survey.my_cached == survey.most_cached:
         return Reason.HIT
-    return left_for(decision, survey.mine_s, survey.with_most_cached)
+    return left_for(decision, survey.mine_s, survey.quickest_with_most_cached)
 
 
 def left_for(decision: Decision, mine_s: float, other: Quickest) -> Reason:

@@ -6,18 +6,17 @@ candidates alike, so an error in them isn't regret; it shows as the error of pre
 requests isn't counted either.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.routing.base import Decision
 from gateway.routing.reason import left_for
-from gateway.routing.survey import Quickest, Survey
+from gateway.routing.survey import Survey
 
 REGRET_CAUSES = ("stale", "load", "tie", "spread", "policy")
 """stale: the choice's cache delivered less than believed. The rest is what was accepted knowingly: see reason.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class Regret:
+class Regret(NamedTuple):
     believed_s: float
     """The choice's wait as believed when it was decided."""
     actual_s: float
@@ -31,16 +30,12 @@ class Regret:
 
 def regret(decision: Decision, survey: Survey, actual_s: float) -> Regret:
     """`actual_s`: the choice's wait with what its cache delivered."""
-    best = survey.other if survey.other.wait_s < actual_s else Quickest(decision.place, actual_s)
-    lost = actual_s - best.wait_s
-    stale = min(lost, max(0.0, actual_s - survey.mine_s))
-    causes = {"stale": stale}
+    mine_s, best_s = survey.mine_s, survey.other_s
+    if best_s >= actual_s:
+        return Regret(mine_s, actual_s, actual_s, decision.choice, {})
+    lost = actual_s - best_s
+    stale = min(lost, max(0.0, actual_s - mine_s))
+    causes = {"stale": stale} if stale > 0 else {}
     if lost > stale:
-        causes[left_for(decision, survey.mine_s, best).value] = lost - stale
-    return Regret(
-        believed_s=survey.mine_s,
-        actual_s=actual_s,
-        best_s=best.wait_s,
-        best=decision.candidates[best.place],
-        causes={cause: seconds for cause, seconds in causes.items() if seconds > 0},
-    )
+        causes[left_for(decision, mine_s, survey.quickest_other).value] = lost - stale
+    return Regret(mine_s, actual_s, best_s, decision.candidates[survey.other], causes)

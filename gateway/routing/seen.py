@@ -28,7 +28,7 @@ class SeenBlocks:
         # Zeros that no page is taken for until it is written.
         self._marks = np.zeros(places, np.uint32)
         self._marks_at = self._marks.ctypes.data
-        self._empty = True
+        self.is_empty = True
 
     def touch(self) -> None:
         """Takes the pages now. Else the first prompts do, and hold the loop for 40 ms in all: numpy asks for huge
@@ -36,22 +36,21 @@ class SeenBlocks:
         self._marks.fill(0)
 
     def add(self, hashes: Sequence[int]) -> None:
-        self._empty = False
+        self.is_empty = False
         if self._library is not None:
             packed = _packed(hashes)
-            self._library.seen_add(self._marks_at, self._mask, packed.buffer_info()[0], len(packed))
+            self._library.seen_add(self._marks_at, self._mask, *packed.buffer_info())
             return
         where, marks = self._split(hashes)
         self._marks[where] = marks
 
     def depth(self, hashes: Sequence[int]) -> int:
         """How many leading blocks of a prompt were computed before."""
-        if self._empty:
+        if self.is_empty:
             return 0
         if self._library is not None:
             packed = _packed(hashes)
-            found: int = self._library.seen_depth(self._marks_at, self._mask, packed.buffer_info()[0], len(packed))
-            return found
+            return self._library.seen_depth(self._marks_at, self._mask, *packed.buffer_info())
         where, marks = self._split(hashes)
         known = np.flatnonzero(self._marks[where] == marks)
         return int(known[-1]) + 1 if len(known) else 0

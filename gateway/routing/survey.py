@@ -10,7 +10,7 @@ import numpy as np
 
 from gateway.routing.base import Decision
 from gateway.routing.candidates import Candidates, Floats, Mask
-from gateway.routing.native.library import SURVEY
+from gateway.routing.native.library import SURVEY, SURVEY_FORMAT
 from gateway.routing.native.ttft import NativeTerms
 from gateway.routing.wait import believed_wait_s, wait_s
 
@@ -24,17 +24,36 @@ class Quickest(NamedTuple):
 
 
 class Survey(NamedTuple):
+    """In the order of SURVEY in native/library.py."""
+
     mine_s: float
     """Of the choice."""
+    my_credited: float
+    """Tokens of its cache that are counted on for that."""
     most_cached: int
     """Tokens."""
     my_cached: int
-    with_most_cached: Quickest
-    """Of those that have so many."""
+    with_most_cached: int
+    """The place of the quickest of those that have so many."""
+    with_most_cached_s: float
     most_held: int
-    with_most_held: Quickest
-    other: Quickest
+    with_most_held: int
+    with_most_held_s: float
+    other: int
     """Of all but the choice."""
+    other_s: float
+
+    @property
+    def quickest_with_most_cached(self) -> Quickest:
+        return Quickest(self.with_most_cached, self.with_most_cached_s)
+
+    @property
+    def quickest_with_most_held(self) -> Quickest:
+        return Quickest(self.with_most_held, self.with_most_held_s)
+
+    @property
+    def quickest_other(self) -> Quickest:
+        return Quickest(self.other, self.other_s)
 
 
 def survey(tokens: int, candidates: Candidates, place: int) -> Survey:
@@ -44,27 +63,14 @@ def survey(tokens: int, candidates: Candidates, place: int) -> Survey:
         return _survey(tokens, candidates, place)
     found = _ZERO * len(SURVEY)
     library.survey(candidates.address, len(candidates.ids), tokens, place, found.buffer_info()[0])
-    return _read(found)
+    return Survey._make(SURVEY_FORMAT.unpack_from(found))
 
 
 def survey_of(tokens: int, candidates: Candidates, decision: Decision) -> Survey:
     """The same of a decision: native code has made it along with that."""
     columns = decision.columns
     found = columns.survey_of(candidates) if isinstance(columns, NativeTerms) else None
-    return survey(tokens, candidates, decision.place) if found is None else _read(found)
-
-
-def _read(found: "array[float]") -> Survey:
-    mine_s, most_cached, my_cached, cached, cached_s, most_held, held, held_s, other, other_s = found
-    return Survey(
-        mine_s,
-        int(most_cached),
-        int(my_cached),
-        Quickest(int(cached), cached_s),
-        int(most_held),
-        Quickest(int(held), held_s),
-        Quickest(int(other), other_s),
-    )
+    return survey(tokens, candidates, decision.place) if found is None else Survey._make(found)
 
 
 def _survey(tokens: int, candidates: Candidates, place: int) -> Survey:
@@ -72,12 +78,13 @@ def _survey(tokens: int, candidates: Candidates, place: int) -> Survey:
     cached, held = candidates.cached_tokens(tokens), candidates.held_tokens(tokens)
     return Survey(
         float(waits[place]),
+        float(candidates.credited_tokens(tokens)[place]),
         int(cached.max()),
         int(cached[place]),
-        _quickest(waits, cached == cached.max()),
+        *_quickest(waits, cached == cached.max()),
         int(held.max()),
-        _quickest(waits, held == held.max()),
-        _quickest(waits, np.arange(len(waits)) != place),
+        *_quickest(waits, held == held.max()),
+        *_quickest(waits, np.arange(len(waits)) != place),
     )
 
 
@@ -88,8 +95,8 @@ def _quickest(waits: Floats, among: Mask) -> Quickest:
     return Quickest(place, float(waits[place]))
 
 
-def wait_with(tokens: int, candidates: Candidates, place: int, cached: int) -> float:
-    """What one of them makes a prompt wait whose first `cached` tokens are in its cache."""
+def wait_with(tokens: int, candidates: Candidates, place: int, cached: float) -> float:
+    """What one of them makes a prompt wait whose first `cached` tokens come from its cache."""
     library = candidates.library
     if library is not None:
         wait: float = library.wait_of(candidates.address, len(candidates.ids), tokens, place, cached)

@@ -29,7 +29,7 @@ from collections import OrderedDict
 import numpy as np
 
 from gateway.routing.base import Decision, RouteRequest, branch_hash, decide
-from gateway.routing.candidates import Candidates, Floats
+from gateway.routing.candidates import Candidates, Figures, Floats
 from gateway.routing.native.ttft import NativeTerms, native_choice
 from gateway.routing.wait import ahead_of, place_wait_s, prefill_wait_s, queue_wait_s
 from replica.protocol.hashing import BLOCK_SIZE
@@ -72,7 +72,7 @@ class Ttft:
         self._uses = _Uses()
 
     def choose(self, request: RouteRequest, candidates: Candidates, now: float) -> Decision:
-        uses = self._future_uses(request, candidates, now)
+        uses = self._future_uses(request, candidates.figures, now)
         if candidates.library is not None:
             return native_choice(self, request, candidates, uses, self._busy.shares(candidates.ids))
         return self._choose(request, candidates, uses)
@@ -109,10 +109,10 @@ class Ttft:
         self._busy.add(decision, now)
         self._uses.add(_shared_hash(request, decision.deepest), now)
 
-    def _future_uses(self, request: RouteRequest, candidates: Candidates, now: float) -> float:
+    def _future_uses(self, request: RouteRequest, figures: Figures, now: float) -> float:
         """How many requests will find at a replica what the best one has of this prompt, this one included."""
-        count = self._uses.count(_shared_hash(request, candidates.deepest), now)
-        return max(1.0, count / (candidates.owners + 1))
+        uses = self._uses.count(_shared_hash(request, figures.deepest), now) / (figures.owners + 1)
+        return uses if uses > 1.0 else 1.0
 
 
 def _levelled(candidates: Candidates) -> Candidates:
@@ -161,14 +161,14 @@ class _Busy:
         return array("d", [known.get(replica, mean) for replica in ids])
 
     def add(self, decision: Decision, now: float) -> None:
-        shares = self.shares(decision.candidates)
-        self.weight = 1.0 + self.weight * math.exp(min(0.0, self._at - now) / MEMORY_S)
-        self._ids, self._at, self._shares = decision.candidates, now, shares
-        if isinstance(decision.columns, NativeTerms):
-            decision.columns.count_busy(shares, self.weight)
+        shares, columns, age_s = self.shares(decision.candidates), decision.columns, now - self._at
+        weight = 1.0 + self.weight * (math.exp(-age_s / MEMORY_S) if age_s > 0.0 else 1.0)
+        self.weight, self._ids, self._at, self._shares = weight, decision.candidates, now, shares
+        if isinstance(columns, NativeTerms):
+            columns.count_busy(shares, weight)
         else:
             values = np.frombuffer(shares)
-            values += ((decision.columns["queue_s"] > 0) - values) / self.weight
+            values += ((columns["queue_s"] > 0) - values) / weight
 
 
 class _Uses:
@@ -178,14 +178,15 @@ class _Uses:
         self._counts: OrderedDict[int, tuple[float, float]] = OrderedDict()
 
     def count(self, key: int, now: float) -> float:
-        count, at = self._counts.get(key, (0.0, now))
-        return count * math.exp((at - now) / MEMORY_S)
+        known = self._counts.get(key)
+        return 0.0 if known is None else known[0] * math.exp((known[1] - now) / MEMORY_S)
 
     def add(self, key: int, now: float) -> None:
-        self._counts[key] = 1.0 + self.count(key, now), now
-        self._counts.move_to_end(key)
-        if len(self._counts) > PREFIXES_MAX:
-            self._counts.popitem(last=False)
+        counts = self._counts
+        counts[key] = 1.0 + self.count(key, now), now
+        counts.move_to_end(key)
+        if len(counts) > PREFIXES_MAX:
+            counts.popitem(last=False)
 
 
 def _shared_hash(request: RouteRequest, deepest: int) -> int:

@@ -86,9 +86,7 @@ def in_seconds(decision: Decision) -> bool:
 
 def predicted_ttft_s(decision: Decision) -> float | None:
     """Of the choice, by the decision's own terms; None where its policy doesn't predict seconds."""
-    columns, place = decision.columns, decision.place
-    if not in_seconds(decision):
-        return None
+    columns = decision.columns
     if isinstance(columns, NativeTerms):
-        return sum(columns.at(term, place) for term in WAIT_TERMS)
-    return float(sum(columns[term][place] for term in WAIT_TERMS))
+        return columns.predicted_s
+    return float(sum(columns[term][decision.place] for term in WAIT_TERMS)) if in_seconds(decision) else None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.errors import ModelNotFound
+from gateway.quick_parse import changed
 from replica.protocol.openai import GenerateRequest
 
 _Request = TypeVar("_Request", bound=GenerateRequest)
@@ -50,7 +51,7 @@ class Caller:
             changes["cache_salt"] = self.salt
         if self.priority_ceiling is not None and request.priority < self.priority_ceiling:
             changes["priority"] = self.priority_ceiling
-        return request.model_copy(update=changes) if changes else request
+        return changed(request, changes) if changes else request
 
 
 ANONYMOUS = Caller(key="", tenant="", limits={}, chooses_salt=True)

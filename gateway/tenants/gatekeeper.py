@@ -1,6 +1,6 @@
 """Who is asking, and whether they may now. One look-up by the key's hash, on a set that is replaced as a whole."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from gateway.dispatch import Call
@@ -8,16 +8,16 @@ from gateway.errors import GatewayError, UnknownKey
 from gateway.recording.answer import AnswerCount
 from gateway.tenants.caller import ANONYMOUS, Caller
 from gateway.tenants.key_file import KeySet
-from gateway.tenants.meter import Meter, Usage
+from gateway.tenants.meter import Meter, Usage, admit_all
 
 _NOTHING = nullcontext()
 
 
 class Gatekeeper:
-    def __init__(self, keys: KeySet | None, clock: Callable[[], float]) -> None:
-        """`keys`: None where everybody may."""
+    def __init__(self, keys: KeySet | None, clock: Callable[[], float], shared: bool = False) -> None:
+        """`keys`: None where everybody may; `shared`: other workers count as well."""
         self.keys = keys
-        self.meter = Meter()
+        self.meter = Meter(shared)
         self._clock = clock
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
@@ -33,14 +33,42 @@ class Gatekeeper:
             raise UnknownKey("the API key is unknown")
         return caller
 
-    def admitted(self, caller: Caller) -> Usage:
-        """A request, from its headers to its end. Raises ConcurrencyLimit, RequestRateLimit."""
-        return self.meter.begin(caller, self._clock())
+    def admitted(self, caller: Caller) -> Usage | None:
+        """A request, from its headers to its end, when what this returns is to be closed; None: it has no limits.
+        Raises ConcurrencyLimit, RequestRateLimit."""
+        return self.meter.begin(caller, self._clock()) if caller.limits else None
 
-    def metered(self, usage: Usage, call: Call) -> AbstractContextManager[None]:
+    @contextmanager
+    def several(self, caller: Caller, usage: Usage | None, count: int) -> Iterator[Sequence[Usage | None]]:
+        """As many requests, all or none, in place of one; None: as of `admitted`. Raises ConcurrencyLimit,
+        RequestRateLimit."""
+        if usage is None:
+            yield [None] * count
+            return
+        now = self._clock()
+        usage.withdraw(now)
+        usages = self.meter.begin_several(caller, count, now)
+        try:
+            yield usages
+        finally:
+            for each in usages:
+                each.close()
+
+    def admit_all(self, usages: Iterable[Usage | None], prompt_tokens: Sequence[int]) -> None:
+        """Pays for all prompts, or for none. Raises TokenRateLimit."""
+        if limited := [usage for usage in usages if usage is not None]:
+            admit_all(limited, prompt_tokens, self._clock())
+
+    def refund(self, usages: Iterable[Usage | None]) -> None:
+        """The client has got nothing."""
+        for usage in usages:
+            if usage is not None:
+                usage.settle(0, self._clock())
+
+    def metered(self, usage: Usage | None, call: Call) -> AbstractContextManager[None]:
         """Pays for the prompt at once, and for the answer as `call.trace.answer` sees it. What failed before any of it
         reached the client costs nothing. Raises TokenRateLimit."""
-        return self._metered(usage, call) if usage.is_metered else _NOTHING
+        return _NOTHING if usage is None or not usage.is_metered else self._metered(usage, call)
 
     @contextmanager
     def _metered(self, usage: Usage, call: Call) -> Iterator[None]:
@@ -59,6 +87,8 @@ class Gatekeeper:
 
 class MeteredAnswer(AnswerCount):
     """Pays as it counts."""
+
+    __slots__ = ("_clock", "_usage", "began")
 
     def __init__(self, usage: Usage, clock: Callable[[], float]) -> None:
         super().__init__()

@@ -14,7 +14,8 @@ def check_request(request: GenerateRequest, text: ModelText) -> None:
         check_tokens(map(int, request.logit_bias), text.vocab_size, "logit_bias")
     if request.stop_token_ids:
         check_tokens(request.stop_token_ids, text.vocab_size, "stop_token_ids")
-    if request.max_new_tokens is not None and request.min_tokens > request.max_new_tokens:
+    least, most = request.min_tokens, request.max_new_tokens
+    if most is not None and least > most:
         raise RequestError("min_tokens is larger than max_tokens", "min_tokens")
     if isinstance(request, ChatRequest):
         check_tools(request.messages, request.tools, text)
@@ -41,5 +42,6 @@ def check_tools(messages: Sequence[ChatMessage], tools: Sequence[Tool], text: Mo
     about = f"the chat template of {text.name} knows no tools, or has calls written in an unknown format"
     if tools:
         raise RequestError(f"tools: {about}", "tools")
-    if any(message.tool_calls or message.role == "tool" for message in messages):
-        raise RequestError(f"messages: {about}", "messages")
+    for message in messages:
+        if message.tool_calls or message.role == "tool":
+            raise RequestError(f"messages: {about}", "messages")

@@ -71,6 +71,11 @@ class ToolCall(Strict):
         return {"id": self.id, "type": self.type, "function": function}
 
 
+def template_role(role: str) -> str:
+    """As chat templates know it."""
+    return "system" if role == "developer" else role
+
+
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_content_text, json_schema_input_type=str | _TextParts)] = ""
@@ -91,7 +96,7 @@ class ChatMessage(Strict):
     def for_template(self) -> dict[str, Any]:
         """Content is never None: templates would write that into the prompt."""
         message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
+            "role": template_role(self.role),
             "content": self.content,
         }
         if self.name is not None:

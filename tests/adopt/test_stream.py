@@ -24,7 +24,7 @@ def ours(tokens: Path) -> set[int]:
     return set(block_hashes(tokens, 1))
 
 
-async def until(check: Callable[[], object], timeout_s: float = 10) -> None:
+async def until(check: Callable[[], object], timeout_s: float = 30) -> None:
     async with asyncio.timeout(timeout_s):
         while not check():
             await asyncio.sleep(0.005)

@@ -363,7 +363,7 @@ def publisher_for(redis: Any, replica: FakeReplica, model: Path, **changes: Any)
     return Publisher(redis, heartbeat(replica.name, **fields))
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 8.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Waits until it holds; fails the test where it never does."""
     async with asyncio.timeout(timeout_s):
         while not condition():

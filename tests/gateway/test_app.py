@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_cancels_the_replica_s_work(
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await eventually(lambda: stack.replicas[0].aborted == 1, timeout_s=2)
+        await eventually(lambda: stack.replicas[0].aborted == 1, timeout_s=5)
         await eventually(lambda: stack.app[POOLS].first.fleet.statuses(0)["r1"].leases == 0)
 
 

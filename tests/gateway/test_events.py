@@ -63,7 +63,15 @@ def test_b07_half_an_event_before_a_break_is_held_back() -> None:
 def test_the_first_event_leaves_before_the_second_is_there() -> None:
     relay = EventRelay()
     assert relay.feed(event("one") + b"data: ") == event("one")
-    assert relay.events == 1
+    assert relay.begun
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_stream_has_begun_with_its_first_event(line_end: str) -> None:
+    relay = EventRelay()
+    whole = f"data: one{line_end}{line_end}".encode()
+    assert relay.feed(whole[:-1]) == b"" and not relay.begun
+    assert relay.feed(whole[-1:]) == whole and relay.begun
 
 
 def test_an_event_without_end_is_passed_on_at_last_and_nothing_is_put_into_it() -> None:
@@ -80,7 +88,6 @@ def test_a_second_answer_goes_on_where_the_first_broke_off() -> None:
     first = relay.feed(event("one") + b'data: {"cho')
     relay.go_on()
     assert first + relay.feed(event("two") + DONE) == event("one") + event("two") + DONE
-    assert relay.events == 2
 
 
 def test_events_can_be_rewritten_on_their_way() -> None:

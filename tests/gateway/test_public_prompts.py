@@ -51,6 +51,8 @@ def test_d09_public_is_what_equals_a_listed_prompt_block_by_block(seed: int) -> 
     rng = random.Random(seed)
     listed = [[rng.randrange(2) for _ in range(rng.randrange(100))] for _ in range(5)]
     listed += [[*listed[0][:32], *([1] * 16)]]
+    for row in listed[:4]:
+        listed.append(row[: rng.randrange(len(row) + 1)] + [rng.randrange(2) for _ in range(rng.randrange(60))])
     public = PublicPrompts(listed)
     for _ in range(300):
         base = rng.choice(listed)

@@ -83,7 +83,11 @@ def assert_same(fields: dict[str, Any]) -> ChatRequest | None:
         assert mine.model_fields_set == other.model_fields_set
         assert mine.for_template() == other.for_template()
     assert quick.model_dump(exclude_unset=True, by_alias=True) == plain.model_dump(exclude_unset=True, by_alias=True)
-    assert quick.model_copy(update={"cache_salt": "x"}) == plain.model_copy(update={"cache_salt": "x"})
+    for changes in ({"cache_salt": "x"}, {"model": "n", "cache_salt": None}):
+        changed, copied = quick_parse.changed(quick, changes), plain.model_copy(update=changes)
+        assert changed == copied and changed.model_fields_set == copied.model_fields_set
+        assert changed.model_dump(exclude_unset=True) == copied.model_dump(exclude_unset=True)
+    assert quick == plain
     return plain
 
 

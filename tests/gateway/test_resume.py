@@ -49,6 +49,13 @@ def test_however_events_come_together_the_client_gets_the_same(seed: int) -> Non
         assert one.shown == read_marks(marks)
 
 
+def test_a_comment_between_marked_events_is_no_mark() -> None:
+    one, first, second = progress(), mark(0, [5], ends=False), mark(0, [6], ends=False)
+    assert one.take_marks(first + EVENT + b": ping\n\n" + second + EVENT) == EVENT + b": ping\n\n" + EVENT
+    one.stop()
+    assert one.shown == {0: Told([5, 6], False)}
+
+
 def test_an_event_without_a_mark_passes_as_it_is() -> None:
     one = progress()
     assert one.take_marks(EVENT + EVENT) == EVENT + EVENT

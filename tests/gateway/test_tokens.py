@@ -1,13 +1,15 @@
 import asyncio
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from gateway.prompts.memo import SegmentMemo
 from gateway.prompts.segments import SegmentEncoder
-from gateway.tokens import MEMO_BYTES, PromptTokenizer
-from replica.protocol.hashing import block_hashes, namespace_hash
+from gateway.tokens import INLINE_NEW, INLINE_RENDERED, MEMO_BYTES, PromptTokenizer
+from replica.protocol.hashing import block_hashes, chain_of, namespace_hash
+from replica.protocol.messages import ChatMessage
 from replica.protocol.openai import RequestError
 from replica.protocol.text import LONG, ModelText
 from tests.gateway.fakes import write_model
@@ -138,6 +140,61 @@ async def test_a_chat_whose_roles_are_known_is_not_rendered(tmp_path: Path) -> N
         messages = [MESSAGES[0], {"role": "user", "content": content}]
         prompt = await tokenizer.chat(messages)
         assert prompt.tokens == text.encode_chat(text.render(messages)), content
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_prompts_at_once_are_those_rendered_tokenised_and_hashed_step_by_step(tmp_path: Path, seed: int) -> None:
+    print("seed", seed)
+    rng = Random(seed)
+    text = ModelText.load(write_model(tmp_path / "apart", names=("<|im_start|>", "<|im_end|>")))
+    tokenizer = PromptTokenizer(text, threads=1)
+    system = MESSAGES[0]["content"]
+    tokenizer.public = tokenizer.public_prompts([system])
+    pieces = [system, "<|im_end|>", "<|im_", "the", " ", "\n", "é", "日本", "ramp " * 30, ""]
+    public = at_once = 0
+    for _ in range(150):
+        messages = [
+            ChatMessage(
+                role=rng.choice(("system", "developer", "user", "assistant")),
+                content="".join(rng.choices(pieces, k=rng.randrange(4))),
+            )
+            for _ in range(rng.randrange(1, 5))
+        ]
+        if rng.randrange(2):
+            messages.insert(0, ChatMessage(role="system", content=system))
+        salt = rng.choice((None, "a", "b"))
+        tokens = text.encode_chat(text.render([message.for_template() for message in messages]))
+        prompt = tokenizer.at_once(messages, salt)
+        at_once += prompt is not None
+        if prompt is None:
+            prompt = await tokenizer.chat([message.for_template() for message in messages], salt=salt)
+            assert tokenizer.at_once(messages, salt) == prompt
+        assert prompt.tokens == tokens and prompt.length == len(tokens)
+        assert prompt.public_tokens == (0 if salt is None else tokenizer.public.tokens_of(tokens))
+        chain = chain_of(tokenizer._namespace_of, salt, prompt.public_tokens)
+        assert prompt.hashes.tolist() == block_hashes(tokens, *chain)
+        public += prompt.public_tokens > 0
+    assert public > 20 and at_once > 100
+    tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a", "name": "b"},
+        {"role": "tool", "content": "a", "tool_call_id": "1"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]},
+        {"role": "user", "content": "new " * INLINE_NEW},
+        {"role": "user", "content": "a" * (INLINE_RENDERED + 1)},
+    ],
+)
+async def test_what_must_be_rendered_or_is_long_isn_t_done_at_once(tmp_path: Path, message: dict[str, Any]) -> None:
+    text = ModelText.load(write_model(tmp_path / "apart", names=("<|im_start|>", "<|im_end|>")))
+    tokenizer = PromptTokenizer(text, threads=1)
+    hello = ChatMessage(role="user", content="Hello")
+    assert tokenizer.at_once([hello], None) is not None
+    assert tokenizer.at_once([hello, ChatMessage.model_validate(message)], None) is None
     tokenizer.close()
 
 

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.trust import FADE_S, NOISE, Prediction, Trust
+from gateway.trust import FADE_S, NOISE, Errors, Prediction, Trust
 
 
 def fed(trust: Trust, answers: Iterable[tuple[Prediction, int]], now: float = 0.0) -> Trust:
@@ -77,16 +77,16 @@ def test_what_a_gateway_only_expected_is_not_the_replica_s_fault() -> None:
     vain = Prediction(possible=1024, expected=1024, held=208)
     trust = fed(Trust(), [(vain, 208)] * 100)
     assert (trust.honoured(0.0), trust.unpromised(0.0)) == (1.0, 0.0)
-    assert vain.errors(208) == {"promised": 0, "expected": 816, "unpromised": 0}
-    assert vain.errors(100) == {"promised": 112, "expected": 816, "unpromised": 0}
+    assert vain.errors(208) == Errors(promised=0, expected=816, unpromised=0)
+    assert vain.errors(100) == Errors(promised=112, expected=816, unpromised=0)
     # Nor is it a merit of the replica, where it comes true.
     assert fed(trust, [(vain, 1024)] * 100).unpromised(0.0) == 0.0
 
 
 def test_single_tokens_beyond_whole_blocks_are_no_error() -> None:
     prediction = Prediction(possible=992, expected=96, held=96)
-    assert prediction.errors(111) == {"promised": 0, "expected": 0, "unpromised": 0}
-    assert prediction.errors(112)["unpromised"] == 16
+    assert prediction.errors(111) == Errors(0, 0, 0)
+    assert prediction.errors(112).unpromised == 16
 
 
 def test_a_few_unpromised_tokens_are_noise() -> None:

@@ -12,12 +12,12 @@ def clock() -> float:
 
 async def test_one_retry_is_always_allowed() -> None:
     budget = RetryBudget(0.2, clock)
-    with budget.request():
-        slot = await budget.take(clock())
-        with pytest.raises(RetryBudgetExhausted):
-            await budget.take(clock() + 0.05)
-        slot.close()
-        (await budget.take(clock())).close()
+    budget.begin()
+    slot = await budget.take(clock())
+    with pytest.raises(RetryBudgetExhausted):
+        await budget.take(clock() + 0.05)
+    slot.close()
+    (await budget.take(clock())).close()
 
 
 async def test_the_budget_is_a_share_of_live_requests() -> None:
@@ -43,8 +43,9 @@ async def test_a_retry_over_the_budget_waits_for_its_turn() -> None:
 
 async def test_idle_waits_for_the_last_request() -> None:
     budget = RetryBudget(0.2, clock)
-    with budget.request():
-        waiting = asyncio.create_task(budget.idle(clock() + 5))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
+    budget.begin()
+    waiting = asyncio.create_task(budget.idle(clock() + 5))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    budget.end()
     await waiting

@@ -43,11 +43,22 @@ void index_remove(Index* index, u32 slot, const void* hashes, long start, long s
     });
 }
 
-void index_expect(Index* index, u32 slot, const void* hashes, long start, long stop) {
-    for_each(*index, hashes, start, stop, [&](u64 hash, u64 mixed) {
-        index->expected->add(hash, mixed, slot, ~u64(0), index->mix);
+// Arguments of what is called with one block of them: see native/call.py.
+
+struct ExpectCall {
+    Index* index;
+    long slot;
+    const void* hashes;
+    long count;
+};
+
+long index_expect(const ExpectCall* call) {
+    Index* index = call->index;
+    for_each(*index, call->hashes, 0, call->count, [&](u64 hash, u64 mixed) {
+        index->expected->add(hash, mixed, u32(call->slot), ~u64(0), index->mix);
         return true;
     });
+    return 0;
 }
 
 u64 index_expected(const Index* index) { return index->expected->size; }
@@ -69,10 +80,18 @@ void index_sweep(Index* index, u32 shard, const u64* dead, u32 words) {
         table->sweep(shard, dead, words, index->mix);
 }
 
+struct MatchCall {
+    Index* index;
+    const void* hashes;
+    long count;
+    u32* groups;
+    u16* slots;
+};
+
 // For each live slot that has the first block: how many leading blocks it holds, and how many it holds or expects. Slots
 // alike in both form groups of (held, either, end in `slots`); returns their number. Room is needed for all live slots.
-long index_match(Index* index, const void* hashes, long count, u32* groups, u16* slots) {
-    return Match(*index, hashes, count, groups, slots).run();
+long index_match(const MatchCall* call) {
+    return Match(*call->index, call->hashes, call->count, call->groups, call->slots).run();
 }
 
 // Writes all that the slot holds; room is needed for all of it.

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from struct import Struct
 
 from gateway.routing.candidates import COLUMNS, ROWS, SIZES
 from native.build import BuildError, build_library
+from native.call import Call
 from replica.protocol.hashing import BLOCK_SIZE
 
 log = logging.getLogger(__name__)
@@ -33,9 +35,16 @@ TTFT_TERMS = (
 )
 """Of each candidate, a row each: see ttft.py."""
 
-SURVEY: tuple[str, ...] = ("mine_s", "most_cached", "my_cached", "with_most_cached", "with_most_cached_s")
-SURVEY += ("most_held", "with_most_held", "with_most_held_s", "other", "other_s")
+SURVEY: tuple[str, ...] = ("mine_s", "my_credited", "most_cached", "my_cached")
+SURVEY += ("with_most_cached", "with_most_cached_s", "most_held", "with_most_held", "with_most_held_s")
+SURVEY += ("other", "other_s")
 """See survey.py."""
+SURVEY_FORMAT = Struct("=2d3qd2qdqd")
+"""Of these numbers, 8 bytes each."""
+
+CHOICE = ("cached", "held", "predicted_s")
+"""What a decision says of its choice: tokens, and the wait for the first one."""
+CHOICE_FORMAT = Struct("=2qd")
 
 PICK = ("deepest", "owners", "most_held", "queued", "idle", "tokens_per_s")
 """Of the candidates: see Figures."""
@@ -43,14 +52,8 @@ PICK = ("deepest", "owners", "most_held", "queued", "idle", "tokens_per_s")
 # No fused multiply-add: it rounds differently from numpy, and so breaks ties that it doesn't.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", f"-DSIZES={SIZES}")
 
-_POINTER, _BYTES, _SIZE, _INT, _DOUBLE, _U64 = (
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_long,
-    ctypes.c_int,
-    ctypes.c_double,
-    ctypes.c_uint64,
-)
+_POINTER, _BYTES, _SIZE, _DOUBLE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_long, ctypes.c_double
+_U64 = ctypes.c_uint64
 
 
 class Library:
@@ -62,13 +65,12 @@ class Library:
             found.restype, found.argtypes = result, list(arguments)
             return found
 
-        table = (_POINTER, _SIZE, _DOUBLE, _INT, _DOUBLE, _POINTER, _SIZE)
-        matches = (_POINTER, _SIZE, _POINTER, _POINTER)
-        self.pick = function("pick", _SIZE, *table, *matches, _POINTER, _POINTER, _POINTER)
+        # What each request calls takes a block: see routing.cpp for what is in it.
+        self.pick = Call(loaded.pick, "QqdqdQqQqQQQQQ")
         """See pick.h; returns how many candidates there are."""
-        self.ttft = function("ttft", _SIZE, _POINTER, _SIZE, _DOUBLE, _DOUBLE, _SIZE, _POINTER, _U64, _POINTER)
+        self.ttft = Call(loaded.ttft, "QqddqQQQ")
         """See ttft.h and survey.h; returns the place of the choice."""
-        self.ttft_placed = function("ttft_placed", None, _POINTER, _POINTER, _SIZE, _DOUBLE)
+        self.ttft_placed = Call(loaded.ttft_placed, "QQqd")
         self.survey = function("survey", None, _POINTER, _SIZE, _DOUBLE, _SIZE, _POINTER)
         self.wait_of = function("wait_of", _DOUBLE, _POINTER, _SIZE, _DOUBLE, _SIZE, _DOUBLE)
         """Of one candidate: see wait.h."""
@@ -76,8 +78,8 @@ class Library:
         """Likewise: see early.h."""
         self.block_hashes = function("block_hashes", None, _BYTES, _SIZE, _U64, _SIZE, _U64, _POINTER)
         """See chain.h."""
-        self.seen_add = function("seen_add", None, _POINTER, _U64, _POINTER, _SIZE)
-        self.seen_depth = function("seen_depth", _SIZE, _POINTER, _U64, _POINTER, _SIZE)
+        self.seen_add = Call(loaded.seen_add, "QQQq")
+        self.seen_depth = Call(loaded.seen_depth, "QQQq")
 
 
 def load_library() -> Library:
@@ -102,7 +104,7 @@ def the_library() -> Library | None:
 
 
 def _names() -> list[str]:
-    lists = {"ROW": ROWS, "TABLE": TABLE, "TERM": TTFT_TERMS, "SURVEY": SURVEY, "PICK": PICK}
+    lists = {"ROW": ROWS, "TABLE": TABLE, "TERM": TTFT_TERMS, "SURVEY": SURVEY, "CHOICE": CHOICE, "PICK": PICK}
     return [f"-D{name}_NAMES={_enumerated(name, names)}" for name, names in lists.items()]
 
 

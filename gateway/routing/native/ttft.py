@@ -5,44 +5,38 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gateway.routing.base import Decision, Policy, RouteRequest, branch_hash, decided
+from gateway.routing.base import Decision, Policy, RouteRequest, branch_hash
 from gateway.routing.candidates import Candidates, Floats
-from gateway.routing.native.library import SURVEY, TTFT_TERMS, Library
+from gateway.routing.native.library import CHOICE, CHOICE_FORMAT, SURVEY, SURVEY_FORMAT, TTFT_TERMS, Library
 
 _AT = {name: row for row, name in enumerate(TTFT_TERMS)}
 _OF_CANDIDATES = ("matched_blocks", "trust", "unpromised")
 _NAMES = (*(name for name in TTFT_TERMS if name != "cost"), *_OF_CANDIDATES)
-_COST = _AT["cost"]
 _ZERO = array("d", bytes(8))
+_TERMS, _SURVEY, _CHOICE = len(TTFT_TERMS), len(SURVEY), len(CHOICE)
 
 
 class NativeTerms(Mapping[str, Floats]):
     """A decision's columns, as native code wrote them."""
 
-    __slots__ = ("_candidates", "_library", "_memory")
+    __slots__ = ("_candidates", "_library", "_memory", "predicted_s")
 
-    def __init__(self, memory: "array[float]", candidates: Candidates, library: Library) -> None:
+    def __init__(self, memory: "array[float]", candidates: Candidates, library: Library, predicted_s: float) -> None:
         self._memory = memory
         self._candidates = candidates
         self._library = library
+        self.predicted_s = predicted_s
+        """Until the first token, at the choice."""
 
     @property
     def _terms(self) -> Floats:
         return np.ndarray((len(TTFT_TERMS), len(self._candidates)), np.float64, self._memory)
 
-    @property
-    def cost(self) -> Floats:
-        """Of each, without the others."""
-        count = len(self._candidates)
-        return np.ndarray(count, np.float64, self._memory, 8 * _COST * count)
-
-    def survey_of(self, candidates: Candidates) -> "array[float] | None":
+    def survey_of(self, candidates: Candidates) -> tuple[float, ...] | None:
         """The numbers of a survey of the choice, if these are the candidates that it was of."""
-        return self._memory[-len(SURVEY) :] if candidates is self._candidates else None
-
-    def at(self, name: str, place: int) -> float:
-        """One number, without making an array."""
-        return self._memory[_AT[name] * len(self._candidates.ids) + place]
+        if candidates is not self._candidates:
+            return None
+        return SURVEY_FORMAT.unpack_from(self._memory, 8 * _TERMS * len(candidates.ids))
 
     def count_busy(self, shares: "array[float]", weight: float) -> None:
         """Who has a queue moves `shares` towards 1, by 1 in `weight`; the others towards 0."""
@@ -73,10 +67,12 @@ def native_choice(
     library = candidates.library
     assert library is not None
     count = len(candidates.ids)
-    memory = _ZERO * (len(TTFT_TERMS) * count + len(SURVEY))
+    end = _TERMS * count + _SURVEY
+    memory = _ZERO * (end + _CHOICE)
     place = library.ttft(
-        *(candidates.address, count, request.tokens, future_uses, len(request.hashes)),
-        *(shares.buffer_info()[0], branch_hash(request, candidates), memory.buffer_info()[0]),
-    )
-    terms = NativeTerms(memory, candidates, library)
-    return decided(policy, request, candidates, place, terms.cost, terms)
+        candidates.address, count, request.tokens, future_uses, len(request.hashes),
+        shares.buffer_info()[0], branch_hash(request, candidates), memory.buffer_info()[0],
+    )  # fmt: skip
+    cached, held, predicted_s = CHOICE_FORMAT.unpack_from(memory, 8 * end)
+    terms = NativeTerms(memory, candidates, library, predicted_s)
+    return Decision(policy.name, candidates.ids, place, None, terms, cached, held, candidates.figures.deepest)

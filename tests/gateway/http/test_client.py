@@ -141,6 +141,16 @@ async def test_b07_an_answer_that_isn_t_whole_is_a_replica_that_died(pieces: lis
         assert len(made) == 0
 
 
+async def test_an_answer_that_broke_off_before_anybody_read_it_is_not_taken_for_whole() -> None:
+    cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok"
+    async with pool() as made, says(cut, close=True).serving() as replica:
+        answer = await ask(made, replica)
+        await eventually(lambda: not made)
+        assert answer.read_at_once() is None
+        with pytest.raises(ReplicaDied):
+            await answer.read()
+
+
 async def test_a_replica_that_isn_t_there_is_unreachable() -> None:
     async with pool() as made, says(OK).serving() as replica:
         pass

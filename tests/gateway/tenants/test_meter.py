@@ -5,7 +5,7 @@ import pytest
 
 from gateway.errors import ConcurrencyLimit, RequestRateLimit, TokenRateLimit
 from gateway.tenants.caller import Caller, Limits
-from gateway.tenants.meter import Meter
+from gateway.tenants.meter import Meter, admit_all
 
 
 def caller(limits: Limits, tenant: str = "t") -> Caller:
@@ -103,3 +103,37 @@ def test_places_are_never_lost(seed: int) -> None:
         if live and rng.random() < 0.6:
             live.pop(rng.randrange(len(live))).close()
         assert meter.running == len(live)
+
+
+def test_several_requests_at_once_count_all_or_none() -> None:
+    meter, who = Meter(), caller(Limits(requests_per_minute=6, concurrent_requests=4))
+    with pytest.raises(ConcurrencyLimit, match="4 requests at a time, and each of 5 prompts is one"):
+        meter.begin_several(who, 5, 0)
+    usages = meter.begin_several(who, 4, 0)
+    assert meter.running == 4
+    for usage in usages:
+        usage.close()
+    with pytest.raises(RequestRateLimit, match="6 requests a minute, and each of 3 prompts is one"):
+        meter.begin_several(who, 3, 0)
+    assert meter.running == 0
+    assert len(meter.begin_several(who, 2, 0)) == 2
+
+
+def test_what_is_withdrawn_has_never_been() -> None:
+    meter, who = Meter(), caller(Limits(requests_per_minute=1, concurrent_requests=1))
+    meter.begin(who, 0).withdraw(0)
+    assert meter.running == 0
+    meter.begin(who, 0)
+
+
+def test_prompts_are_paid_all_or_none() -> None:
+    meter, who = Meter(), caller(Limits(tokens_per_minute=600))
+    usages = meter.begin_several(who, 3, 0)
+    usages[0].spend(1, 0)
+    with pytest.raises(TokenRateLimit):
+        admit_all(usages, [100, 200, 300], 0)
+    assert [usage.charged for usage in usages] == [1, 0, 0]
+    admit_all(usages, [100, 200, 299], 0)
+    for usage in usages:
+        usage.admit(100, 0)
+    assert [usage.charged for usage in usages] == [101, 200, 299]

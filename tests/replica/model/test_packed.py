@@ -170,7 +170,7 @@ def test_processes_that_start_at_once_agree(cache: Path, folder: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    assert len({process.communicate(timeout=120)[0] for process in processes}) == 1
+    assert len({process.communicate()[0] for process in processes}) == 1
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert cached(cache) == [packed_path(WeightFiles(folder))]
 

@@ -15,7 +15,11 @@ enum Row : int { ROW_NAMES };
 enum TableColumn : int { TABLE_NAMES };
 enum Term : int { TERM_NAMES };
 enum SurveyFigure : int { SURVEY_NAMES };
+enum ChoiceFigure : int { CHOICE_NAMES };
 enum PickFigure : int { PICK_NAMES };
+
+// Where Python reads a whole number among the others.
+inline void put(double* place, long value) { std::memcpy(place, &value, sizeof value); }
 
 #define COLUMN(name) \
     double name(long i) const { return numbers[ROW_##name * count + i]; }

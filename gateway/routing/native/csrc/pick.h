@@ -96,21 +96,22 @@ inline void write_matches(const Matches& m, const u32* number_of, long count, do
 }
 
 inline void write_figures(const Candidates& c, double* figures) {
-    double deepest = 0.0, owners = 0.0, most_held = 0.0, queued = 0.0, idle = 0.0, tokens_per_s = 0.0;
+    double deepest = 0.0, most_held = 0.0, queued = 0.0, tokens_per_s = 0.0;
+    long owners = 0, idle = 0;
     for (long i = 0; i < c.count; ++i) {
         queued += c.queue_tokens(i);
         idle += c.queue_tokens(i) == 0;
         double step_s = c.c0(i) + c.c_dec(i) * c.decoding(i);
         tokens_per_s += 1 / std::max(1e-12, c.c_lin(i) + step_s / std::max(1.0, c.step_tokens(i)));
         double matched = c.matched_blocks(i);
-        if (matched > deepest) deepest = matched, owners = 0.0;
+        if (matched > deepest) deepest = matched, owners = 0;
         owners += matched == deepest;
         most_held = std::max(most_held, c.held_blocks(i));
     }
-    figures[PICK_deepest] = deepest;
-    figures[PICK_owners] = owners;
-    figures[PICK_most_held] = most_held;
+    put(figures + PICK_deepest, long(deepest));
+    put(figures + PICK_owners, owners);
+    put(figures + PICK_most_held, long(most_held));
     figures[PICK_queued] = queued;
-    figures[PICK_idle] = idle;
+    put(figures + PICK_idle, idle);
     figures[PICK_tokens_per_s] = tokens_per_s;
 }

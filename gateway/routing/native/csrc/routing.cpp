@@ -8,11 +8,29 @@
 
 extern "C" {
 
-// Returns the number of candidates. `without`: places that may not be chosen. `numbers`: room for all rows of all
-// replicas. `places`: twice as much room as there are replicas; the first half gets the candidates' places.
-long pick(const double* rows, long count, double now, int frozen, double tokens, const u32* without, long num_without,
-          const u32* groups, long num_groups, const u16* slots, const std::int32_t* slot_places,
-          double* numbers, u32* places, double* figures) {
+// Arguments of what is called with one block of them: see native/call.py.
+
+struct PickCall {
+    const double* rows;
+    long count;
+    double now;
+    long frozen;
+    double tokens;
+    const u32* without;  // places that may not be chosen
+    long num_without;
+    const u32* groups;
+    long num_groups;
+    const u16* slots;
+    const std::int32_t* slot_places;
+    double* numbers;  // room for all rows of all replicas
+    u32* places;      // twice as much room as there are replicas; the first half gets the candidates' places
+    double* figures;
+};
+
+// Returns the number of candidates.
+long pick(const PickCall* call) {
+    auto [rows, count, now, frozen, tokens, without, num_without, groups, num_groups, slots, slot_places, numbers,
+          places, figures] = *call;
     Table table{rows, count};
     u32* number_of = places + count;
     long chosen = 0;
@@ -29,22 +47,41 @@ long pick(const double* rows, long count, double now, int frozen, double tokens,
     return chosen;
 }
 
-// Writes TERM rows to `terms`, and the survey behind them, and returns the place of the choice. `key`: tells equals
-// apart.
-long ttft(const double* numbers, long count, double tokens, double future_uses, long blocks, const double* shares,
-          u64 key, double* terms) {
+struct TtftCall {
+    const double* numbers;
+    long count;
+    double tokens, future_uses;
+    long blocks;
+    const double* shares;
+    u64 key;        // tells equals apart
+    double* terms;  // gets TERM rows, behind them the survey and then what is said of the choice
+};
+
+// Returns the place of the choice.
+long ttft(const TtftCall* call) {
+    auto [numbers, count, tokens, future_uses, blocks, shares, key, terms] = *call;
     Candidates candidates{numbers, count};
     Ttft policy(candidates, tokens, future_uses, blocks, terms);
     policy.compute(shares);
     long place = policy.place(key);
     survey_candidates(candidates, tokens, place, terms + TERM_END * count);
+    policy.say(place, terms + TERM_END * count + SURVEY_END);
     return place;
 }
 
+struct PlacedCall {
+    double* shares;
+    const double* terms;
+    long count;
+    double weight;
+};
+
 // How busy each replica is, with one request more that saw it.
-void ttft_placed(double* shares, const double* terms, long count, double weight) {
+long ttft_placed(const PlacedCall* call) {
+    auto [shares, terms, count, weight] = *call;
     const double* queue_s = terms + TERM_queue_s * count;
     for (long i = 0; i < count; ++i) shares[i] += (double(queue_s[i] > 0) - shares[i]) / weight;
+    return 0;
 }
 
 void survey(const double* numbers, long count, double tokens, long place, double* found) {
@@ -63,7 +100,17 @@ void block_hashes(const unsigned char* tokens, long count, u64 parent, long fork
     chain(tokens, count, parent, fork, tag, hashes);
 }
 
-void seen_add(u32* marks, u64 mask, const u64* hashes, long count) { Seen{marks, mask}.add(hashes, count); }
+struct SeenCall {
+    u32* marks;
+    u64 mask;
+    const u64* hashes;
+    long count;
+};
 
-long seen_depth(u32* marks, u64 mask, const u64* hashes, long count) { return Seen{marks, mask}.depth(hashes, count); }
+long seen_add(const SeenCall* call) {
+    Seen{call->marks, call->mask}.add(call->hashes, call->count);
+    return 0;
+}
+
+long seen_depth(const SeenCall* call) { return Seen{call->marks, call->mask}.depth(call->hashes, call->count); }
 }

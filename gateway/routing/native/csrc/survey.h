@@ -12,7 +12,7 @@ struct Quickest {
     }
 
     void write(double* found, SurveyFigure place_at, SurveyFigure wait_at) const {
-        found[place_at] = double(place);
+        put(found + place_at, place);
         found[wait_at] = wait_s;
     }
 };
@@ -22,7 +22,7 @@ inline void survey_candidates(const Candidates& c, double tokens, long mine, dou
     Quickest with_most_cached, with_most_held, other;
     for (long i = 0; i < c.count; ++i) {
         double cached = c.cached_tokens(tokens, i), held = c.held_tokens(tokens, i);
-        double wait = wait_s(c, i, tokens, c.credited_tokens(tokens, i));
+        double credited = c.credited_tokens(tokens, i), wait = wait_s(c, i, tokens, credited);
         if (cached > most_cached) most_cached = cached, with_most_cached = Quickest();
         if (cached == most_cached) with_most_cached.see(i, wait);
         if (held > most_held) most_held = held, with_most_held = Quickest();
@@ -31,11 +31,12 @@ inline void survey_candidates(const Candidates& c, double tokens, long mine, dou
             other.see(i, wait);
         } else {
             found[SURVEY_mine_s] = wait;
-            found[SURVEY_my_cached] = cached;
+            found[SURVEY_my_credited] = credited;
+            put(found + SURVEY_my_cached, long(cached));
         }
     }
-    found[SURVEY_most_cached] = most_cached;
-    found[SURVEY_most_held] = most_held;
+    put(found + SURVEY_most_cached, long(most_cached));
+    put(found + SURVEY_most_held, long(most_held));
     with_most_cached.write(found, SURVEY_with_most_cached, SURVEY_with_most_cached_s);
     with_most_held.write(found, SURVEY_with_most_held, SURVEY_with_most_held_s);
     other.write(found, SURVEY_other, SURVEY_other_s);

@@ -111,6 +111,15 @@ class Ttft {
         return c.rendezvous(key, [&](long i) { return room[i] == most; });
     }
 
+    // As CHOICE of library.py has it.
+    void say(long place, double* found) const {
+        put(found + CHOICE_cached, long(c.cached_tokens(tokens_, place)));
+        put(found + CHOICE_held, long(c.held_tokens(tokens_, place)));
+        double waits = 0.0;
+        for (Term term : {TERM_queue_s, TERM_place_s, TERM_prefill_s}) waits += terms_[term * c.count + place];
+        found[CHOICE_predicted_s] = waits;
+    }
+
   private:
     double& at(Term term, long i) { return terms_[term * c.count + i]; }
 

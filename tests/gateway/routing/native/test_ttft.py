@@ -11,7 +11,7 @@ from gateway.routing.ttft import Ttft
 from gateway.routing.wait import predicted_ttft_s
 from tests.gateway.fakes import blocks
 from tests.gateway.routing.native.fleets import both, random_fleet, random_request
-from tests.gateway.routing.views import candidates, view
+from tests.gateway.routing.views import view
 
 
 def assert_alike(native: Decision, plain: Decision) -> None:
@@ -55,11 +55,3 @@ def test_a_prompt_of_one_token_on_one_replica() -> None:
     fast, slow = both([view("a")])
     request = RouteRequest(1, [])
     assert_alike(Ttft().choose(request, fast, 0.0), Ttft().choose(request, slow, 0.0))
-
-
-def test_numbers_can_be_looked_at_one_by_one() -> None:
-    decision = Ttft().choose(RouteRequest(1025, blocks(1, 64)), candidates(view("a"), view("b", queue_tokens=9)), 0.0)
-    assert isinstance(decision.columns, NativeTerms)
-    assert len(decision.columns) == len(set(decision.columns))
-    for place in (0, 1):
-        assert decision.columns.at("queue_s", place) == decision.columns["queue_s"][place]

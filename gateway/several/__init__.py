@@ -1,0 +1,1 @@
+"""Several prompts in one completion request: each is routed by itself, and their answers are one."""
