@@ -59,22 +59,15 @@ class Course:
 
 
 def course(trace: Trace, took_s: float) -> Course:
-    tokenised_at = dispatched_at = first_byte_at = None
-    for name, at, _ in trace.marks:
-        if name == "first_byte":
-            first_byte_at = at
-        elif name == "tokenised":
-            tokenised_at = at
-        elif name == "dispatched" and dispatched_at is None:
-            dispatched_at = at
-    tokens = trace.answer.tokens
+    answer, tokens = trace.answer, trace.answer.tokens
     ttft_s = itl_s = held_s = None
-    if first_byte_at is not None:
-        ttft_s = first_byte_at - trace.received_at
-        if tokens > 1 and trace.answer.is_stream:
+    if trace.first_byte_at is not None:
+        ttft_s = trace.first_byte_at - trace.received_at
+        if tokens > 1 and answer.is_stream:
             itl_s = (took_s - ttft_s) / (tokens - 1)
-    if tokenised_at is not None:
-        held_s = (trace.received_at + took_s if dispatched_at is None else dispatched_at) - tokenised_at
+    if trace.tokenised_at is not None:
+        sent_at = trace.dispatched_at
+        held_s = (trace.received_at + took_s if sent_at is None else sent_at) - trace.tokenised_at
     return Course(ttft_s, held_s, itl_s, tokens)
 
 

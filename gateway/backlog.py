@@ -28,6 +28,8 @@ class _Waiting(NamedTuple):
     tokens: int
     at: float
     is_own: bool
+    size: int
+    """Its class, of `size_class`."""
 
 
 class Backlog:
@@ -90,8 +92,11 @@ class Backlog:
         if not (is_own or is_new or self._reported):
             # Heard of late: it is done.
             return
-        one = waiting[key] = _Waiting(tokens, at, is_own)
-        self._count(tokens, 1)
+        size, sizes = size_class(tokens), self.sizes
+        one = waiting[key] = _Waiting(tokens, at, is_own, size)
+        self.known += tokens
+        sizes[size] += tokens
+        sizes[SIZES + size] += 1
         if is_new:
             self._rise(one, tokens_per_s)
 
@@ -99,7 +104,11 @@ class Backlog:
         """Nothing of it is left to prefill; of one that isn't known, nothing follows."""
         one = self._waiting.pop(key, None)
         if one is not None:
-            self._count(one.tokens, -1)
+            tokens, _, _, size = one
+            sizes = self.sizes
+            self.known -= tokens
+            sizes[size] -= tokens
+            sizes[SIZES + size] -= 1
 
     def expire(self, now: float) -> bool:
         """Whether anything has ended: call it now and then."""
@@ -124,15 +133,10 @@ class Backlog:
         return one.at > self._reported_at - FLIGHT_S
 
     def _rise(self, one: _Waiting, tokens_per_s: float) -> None:
-        level, as_of = self.level, self.as_of
-        at = one.at if one.at > as_of else as_of
+        level, as_of, at = self.level, self.as_of, one.at
+        if at < as_of:
+            at = as_of
         if level:
             level -= tokens_per_s * (at - as_of)
         self.level = (level if level > 0.0 else 0.0) + one.tokens
         self.as_of = at
-
-    def _count(self, tokens: int, sign: int) -> None:
-        place, sizes, signed = size_class(tokens), self.sizes, sign * tokens
-        self.known += signed
-        sizes[place] += signed
-        sizes[SIZES + place] += sign

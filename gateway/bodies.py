@@ -9,7 +9,6 @@ from aiohttp import web
 from gateway.errors import UnsupportedEncoding
 from gateway.http.aiohttp_exchange import AiohttpExchange
 from gateway.http.errors import HttpError
-from gateway.http.exchange import Exchange
 from gateway.keys import CONFIG, POOLS
 from replica.protocol.openai import RequestError
 
@@ -26,18 +25,15 @@ InThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 
 async def read_body(request: web.Request) -> bytes:
     """On the routes that aiohttp serves, which must not unpack by itself: its own errors are no JSON."""
-    app = request.app
-    return await unpacked_body(AiohttpExchange(request), app[CONFIG].body_limit, app[POOLS].first.tokenizer.in_thread)
+    app, encoding = request.app, check_content(request.headers)
+    body = await AiohttpExchange(request).body()
+    if encoding:
+        body = await unpacked_body(body, encoding, app[CONFIG].body_limit, app[POOLS].first.tokenizer.in_thread)
+    return body
 
 
-def unpacked_body(exchange: Exchange, limit: int, in_thread: InThread) -> Awaitable[bytes]:
-    """Raises UnsupportedEncoding, RequestError; awaited, HttpError and RequestError."""
-    encoding = check_content(exchange.headers)
-    return _unpacked_body(exchange, encoding, limit, in_thread) if encoding else exchange.body()
-
-
-async def _unpacked_body(exchange: Exchange, encoding: str, limit: int, in_thread: InThread) -> bytes:
-    body = await exchange.body()
+async def unpacked_body(body: bytes, encoding: str, limit: int, in_thread: InThread) -> bytes:
+    """Raises HttpError, RequestError."""
     if len(body) <= INLINE_MAX and encoding != "zstd":
         return unpacked(body, encoding, limit)
     return await in_thread(lambda: unpacked(body, encoding, limit))

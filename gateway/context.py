@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from gateway.config import GatewayConfig
 from gateway.http.exchange import Exchange
 from gateway.keys import (
     BUDGET,
     CLOCK,
+    CONFIG,
     GATE,
     LIFECYCLE,
     LIVE,
@@ -23,7 +25,7 @@ from gateway.keys import (
 )
 from gateway.metrics import Metrics
 from gateway.observer import Observer
-from gateway.pools import Pool
+from gateway.pools import Pool, Pools
 from gateway.recording.recorder import Recorder
 from gateway.relay import ClientStream
 from gateway.tenants.caller import ANONYMOUS, Caller
@@ -36,15 +38,15 @@ from gateway.upstream import RetryBudget, Upstream
 class Parts:
     """What the frame of every request needs of a running application: looked up once."""
 
-    app: web.Application
     budget: RetryBudget
     clock: Callable[[], float]
-    first_pool: Pool
+    config: GatewayConfig
     gate: Gatekeeper
     lifecycle: Lifecycle
     live: Live
     metrics: Metrics
     observer: Observer
+    pools: Pools
     recorder: Recorder
     traces: Traces
     upstream: Upstream
@@ -53,15 +55,15 @@ class Parts:
     def of(cls, app: web.Application) -> "Parts":
         """Once it is set up."""
         return cls(
-            app,
             app[BUDGET],
             app[CLOCK],
-            app[POOLS].first,
+            app[CONFIG],
             app[GATE],
             app[LIFECYCLE],
             app[LIVE],
             app[METRICS],
             app[OBSERVER],
+            app[POOLS],
             app[RECORDER],
             app[TRACES],
             app[UPSTREAM],
@@ -70,7 +72,6 @@ class Parts:
 
 @dataclass(slots=True)
 class Context:
-    app: web.Application
     parts: Parts
     exchange: Exchange
     trace: Trace

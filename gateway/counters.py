@@ -71,7 +71,12 @@ class _ByLabels(Collector, Generic[_Child]):
 
 class Counters(_ByLabels[Count]):
     def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._sums: dict[tuple[str, ...], Sequence[Count]] = {}
         super().__init__(name, text, labels, registry, Count)
+
+    def sum_up(self, labels: tuple[str, ...], of: Sequence[Count]) -> None:
+        """With these labels it is the sum of others, made when somebody looks."""
+        self._sums[labels] = of
 
     def inc(self, amount: float = 1.0) -> None:
         """Of one without labels."""
@@ -81,6 +86,8 @@ class Counters(_ByLabels[Count]):
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, count in self.items():
             family.add_metric(values, count.value)
+        for values, of in self._sums.items():
+            family.add_metric(values, sum(count.value for count in of))
         yield family
 
 

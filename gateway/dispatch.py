@@ -24,7 +24,6 @@ from gateway.observer import Observer
 from gateway.resume import Progress
 from gateway.router import Considered, Router
 from gateway.routing.base import Decision, RouteRequest
-from gateway.tenants.caller import ANONYMOUS, Caller
 from gateway.traces import Attempt, Trace, Traces
 from gateway.trust import Prediction
 from gateway.upstream import RetryBudget, Upstream
@@ -61,7 +60,6 @@ class Call:
     traced: bool
     trace: Trace
     terms: Terms = field(default_factory=Terms)
-    caller: Caller = ANONYMOUS
     progress: Progress | None = None
     """Of a stream: how far it has come."""
 
@@ -137,14 +135,18 @@ class Dispatcher:
         tried: set[Incarnation] = set()
         failure: UpstreamError | None = None
         while True:
-            deadline = min(self._clock() + self.reception.queue_s, call.terms.deadline)
+            began = self._clock()
             guest = Guest(call.prompt, call.total_tokens, call.terms, frozenset(tried))
-            slot = None if failure is None else await self._retry_slot(failure, deadline)
+            slot = None if failure is None else await self._retry_slot(failure, self._deadline(call, began))
             try:
-                decision = await self._route(call, guest, failure, deadline)
+                if not self._arrive(guest):
+                    await self._arrival(call, guest, failure, self._deadline(call, began))
+                if guest.target:
+                    await self._turn(call, guest)
+                decision = self._decided(call, guest)
                 heartbeat = self._router.fleet.heartbeat(decision.choice)
                 try:
-                    return await self._attempt(call, decision, heartbeat, guest, slot, bound, relay)
+                    return await self._attempt(call, guest, decision, heartbeat, slot, bound, relay)
                 except UpstreamError as error:
                     failure = error
                     tried.add((decision.choice, heartbeat.epoch))
@@ -157,6 +159,10 @@ class Dispatcher:
                 if slot is not None:
                     slot.close()
                 self.reception.leave(guest)
+
+    def _deadline(self, call: Call, began: float) -> float:
+        """Until when it may wait for a replica that can take it."""
+        return min(began + self.reception.queue_s, call.terms.deadline)
 
     def _again(self, call: Call, tried: set[Incarnation], error: UpstreamError) -> Call:
         """What is sent next: the same, or what goes on after all that the client has."""
@@ -174,57 +180,56 @@ class Dispatcher:
         """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget."""
         return None if isinstance(failure, ReplicaUnreachable) else await self._budget.take(deadline)
 
-    async def _route(self, call: Call, guest: Guest, failure: UpstreamError | None, deadline: float) -> Decision:
-        """Waits for its turn; and for a replica where there was none, or where the one tried has just gone and will
-        come back."""
-        arrived = self._arrive(call, guest)
-        if not arrived and isinstance(failure, ReplicaUnreachable | ReplicaDied | None):
-            if call.is_resumed:
-                deadline = min(deadline, self._clock() + RESUME_WAIT_S)
-            arrived = await self.arrivals.until(lambda: self._arrive(call, guest) or None, deadline) or False
-        if not arrived:
-            raise failure or NoReplica(f"no replica is ready; waited {self.reception.queue_s:g} s for one")
-        if guest.target:
-            call.trace.mark("held", self._clock(), replica=guest.target)
-            try:
-                await self.reception.turn(guest)
-            finally:
-                call.trace.held_s = guest.held_s
-        considered = guest.considered
-        assert considered is not None
-        decision = considered.decision
-        self._traces.decided(call.trace, considered)
-        call.trace.mark(
-            "routed", self._clock(), replica=decision.choice, predicted_cached_tokens=decision.cached_tokens
-        )
-        return decision
-
-    def _arrive(self, call: Call, guest: Guest) -> bool:
-        clock = self._clock
-        begin = clock()
+    def _arrive(self, guest: Guest) -> bool:
+        begin = self._clock()
         arrived = self.reception.arrive(guest, begin)
         if arrived:
-            self._metrics.routed(self._router.policy.name, clock() - begin)
+            self._metrics.of[self._router.policy.name].routing.observe(self._clock() - begin)
         return arrived
+
+    async def _arrival(self, call: Call, guest: Guest, failure: UpstreamError | None, deadline: float) -> None:
+        """Waits for a replica where there was none, or where the one tried has just gone and will come back."""
+        if isinstance(failure, ReplicaUnreachable | ReplicaDied | None):
+            if call.is_resumed:
+                deadline = min(deadline, self._clock() + RESUME_WAIT_S)
+            if await self.arrivals.until(lambda: self._arrive(guest) or None, deadline):
+                return
+        raise failure or NoReplica(f"no replica is ready; waited {self.reception.queue_s:g} s for one")
+
+    async def _turn(self, call: Call, guest: Guest) -> None:
+        call.trace.mark("held", self._clock(), {"replica": guest.target})
+        try:
+            await self.reception.turn(guest)
+        finally:
+            call.trace.held_s = guest.held_s
+
+    def _decided(self, call: Call, guest: Guest) -> Decision:
+        considered, trace = guest.considered, call.trace
+        assert considered is not None
+        decision = considered.decision
+        self._traces.decided(trace, considered)
+        details = {"replica": decision.choice, "predicted_cached_tokens": decision.cached_tokens}
+        trace.mark("routed", self._clock(), details)
+        return decision
 
     async def _attempt(
         self,
         call: Call,
+        guest: Guest,
         decision: Decision,
         heartbeat: Heartbeat,
-        guest: Guest,
         slot: ExitStack | None,
         bound: asyncio.Timeout | None,
         relay: Callable[[Routed], Awaitable[_T]],
     ) -> _T:
-        trace, progress, choice = call.trace, call.progress, decision.choice
-        lease = self._router.take(call.prompt, decision, self._clock(), call.choices)
+        trace, progress, choice, now = call.trace, call.progress, decision.choice, self._clock()
+        lease = self._router.take(call.prompt, decision, now, call.choices)
         # It counts: the next one may be decided over.
         self.reception.wake()
         try:
             trace.attempts.append(Attempt(choice, after_tokens=progress.tokens if progress else 0))
             trace.replica_url, trace.replica_traced = heartbeat.url, call.traced
-            trace.mark("dispatched", self._clock(), replica=choice)
+            trace.dispatched(now, choice)
             # NOTE: soon is when the bytes that somebody waits for are on their way; no error in it fails the request.
             self._call_soon(self._sent, trace, trace.considered)
             # NOTE: no name for the body, which would live as long as the stream.
@@ -236,11 +241,17 @@ class Dispatcher:
             answer = await self._upstream.post(heartbeat.url + call.path, _body(call, heartbeat.model, is_ours), fields)
             try:
                 routed = Routed(decision, heartbeat.epoch, answer)
-                if answer.status == 200 and call.is_resumed:
-                    self._resumed(call, routed, lease)
-                elif answer.status == 200:
-                    self._first_byte(call, routed, lease)
-                self._waited(guest, slot, bound)
+                if answer.status == 200:
+                    if call.is_resumed:
+                        self._resumed(call, routed, lease)
+                    else:
+                        self._first_byte(call, routed, lease)
+                # It has its first byte.
+                if slot is not None:
+                    slot.close()
+                if bound is not None:
+                    bound.reschedule(None)
+                self.reception.leave(guest)
                 result = await relay(routed)
             finally:
                 answer.close()
@@ -256,28 +267,22 @@ class Dispatcher:
             fields += f"{headers.RESUMABLE}: {call.progress.header}\r\n"
         if call.traced:
             fields += f"{headers.TRACE}: 1\r\n"
-        for name, value in self._observer.attempt(call.trace).items():
-            fields += f"{name}: {value}\r\n"
+        if call.trace.span is not None:
+            for name, value in self._observer.attempt(call.trace, call.trace.span).items():
+                fields += f"{name}: {value}\r\n"
         return fields
-
-    def _waited(self, guest: Guest, slot: ExitStack | None, bound: asyncio.Timeout | None) -> None:
-        """It has its first byte."""
-        if slot is not None:
-            slot.close()
-        if bound is not None:
-            bound.reschedule(None)
-        self.reception.leave(guest)
 
     def _first_byte(self, call: Call, routed: Routed, lease: Lease) -> None:
         now, decision, trace = self._clock(), routed.decision, call.trace
         lease.first_token(now)
-        trace.mark("first_byte", now)
+        trace.first_byte(now)
         self._router.fleet.succeeded(decision.choice)
-        self._metrics.first_byte(decision.policy, now - trace.received_at, call.prompt.tokens, decision.cached_tokens)
+        of = self._metrics.of[decision.policy]
+        of.first_byte(now - trace.received_at, call.prompt.tokens, decision.cached_tokens)
         trace.delivered_tokens = None
         raw = routed.answer.headers.get(headers.DELIVERED_TOKENS, "")
-        delivered = self._delivered(call, routed, int(raw)) if raw.isascii() and raw.isdigit() else None
-        asyncio.get_running_loop().call_soon(self._computed, trace, trace.considered, delivered)
+        delivered = self._delivered(call, routed, int(raw), now) if raw.isascii() and raw.isdigit() else None
+        self._call_soon(self._computed, trace, trace.considered, delivered)
 
     def _resumed(self, call: Call, routed: Routed, lease: Lease) -> None:
         """The prompt's first token is long past: that isn't measured twice."""
@@ -285,25 +290,24 @@ class Dispatcher:
             raise ReplicaFailed("the replica can't go on with an answer")
         now = self._clock()
         lease.first_token(now)
-        call.trace.mark("resumed", now, replica=routed.decision.choice)
+        call.trace.mark("resumed", now, {"replica": routed.decision.choice})
         self._router.fleet.succeeded(routed.decision.choice)
         self._metrics.resumes.labels("resumed").inc()
 
     def told(self, call: Call, routed: Routed, delivered: int) -> None:
         """The replica has said how much of the prompt its cache gave. The first time counts, and a number that can't be
         doesn't."""
-        if self._delivered(call, routed, delivered) is not None:
-            asyncio.get_running_loop().call_soon(self._told, call.trace, call.trace.considered, delivered)
+        if self._delivered(call, routed, delivered, self._clock()) is not None:
+            self._call_soon(self._told, call.trace, call.trace.considered, delivered)
 
-    def _delivered(self, call: Call, routed: Routed, delivered: int) -> int | None:
-        prompt, decision, trace = call.prompt, routed.decision, call.trace
-        if delivered > prompt.tokens or trace.delivered_tokens is not None:
+    def _delivered(self, call: Call, routed: Routed, delivered: int, now: float) -> int | None:
+        (tokens, hashes, _), decision, trace = call.prompt, routed.decision, call.trace
+        if delivered > tokens or trace.delivered_tokens is not None:
             return None
         trace.delivered_tokens = delivered
-        possible = BLOCK_SIZE * min(len(prompt.hashes), (prompt.tokens - 1) // BLOCK_SIZE)
+        possible = BLOCK_SIZE * min(len(hashes), (tokens - 1) // BLOCK_SIZE)
         prediction = Prediction(possible, decision.cached_tokens, decision.held_tokens)
-        who = decision.choice, routed.epoch
-        self._router.fleet.observe(who, prompt.tokens, prediction, delivered, self._clock())
+        self._router.fleet.observe((decision.choice, routed.epoch), tokens, prediction, delivered, now)
         self._metrics.delivered(decision.policy, delivered, prediction.errors(delivered))
         return delivered
 
@@ -334,8 +338,10 @@ class Dispatcher:
 
 
 def _body(call: Call, model: str, is_ours: bool) -> bytes:
-    added = {} if call.progress is None else call.progress.field()
+    added: dict[str, Any] = {"model": model}
+    if call.progress is not None:
+        added |= call.progress.field()
     if not is_ours and call.as_text is not None:
-        return orjson.dumps(call.as_text() | {"model": model} | added)
-    fields = orjson.dumps(call.payload | {"model": model} | added)
+        return orjson.dumps(call.as_text() | added)
+    fields = orjson.dumps(call.payload | added)
     return b'%b,"prompt_token_ids":[%b]}' % (fields[:-1], call.token_ids)

@@ -25,7 +25,7 @@ def decision_headers(considered: Considered | None) -> dict[str, str]:
     found = {
         headers.REPLICA: decision.choice,
         headers.POLICY: decision.policy,
-        headers.REASON: considered.reason.value,
+        headers.REASON: considered.reason._value_,  # `value` is a Python function of the enum's.
         headers.CACHED_TOKENS: str(decision.cached_tokens),
     }
     if predicted_s is not None:

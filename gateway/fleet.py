@@ -7,6 +7,7 @@ re-registration can reset them.
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from math import inf
 
 from gateway.backlog import Backlog
 from gateway.fleet_table import FleetTable
@@ -76,6 +77,8 @@ class _Member:
     """As the heartbeat says; None until somebody asks."""
     first_tokens_at: float = 0.0
     """The sum over all that are streaming."""
+    shown_tokens_per_s: float = 0.0
+    """`tokens_per_s` as the table has it: the same, unless it is stale."""
 
     cost: CostModel = NOMINAL
     """As the heartbeat says, once it says any."""
@@ -115,7 +118,8 @@ class _Member:
 
     def stayed(self, seconds: float) -> None:
         if seconds > 0:
-            self.stay_s += STAY_WEIGHT * (seconds - self.stay_s) if self.stay_s else seconds
+            stay_s = self.stay_s
+            self.stay_s = stay_s + STAY_WEIGHT * (seconds - stay_s) if stay_s else seconds
 
     def streaming_for(self, now: float) -> float:
         """Mean of those under way."""
@@ -130,10 +134,11 @@ class _Member:
         requests, leases = backlog.requests, len(self.prefilling) + self.streaming
         waiting = requests if requests > load.waiting else load.waiting
         decoding = self.decoding if self.decoding > load.decoding else load.decoding
+        sinking = self.shown_tokens_per_s = self._sinking(decoding)
         self.table.write_queue(
             self.heartbeat.replica,
             (waiting, decoding, self.stay_s or 2 * self.streaming_for(self.beat_at)),
-            (leases, backlog.level, backlog.as_of, requests, backlog.unknown + backlog.known, self._sinking(decoding)),
+            (leases, backlog.level, backlog.as_of, requests, backlog.unknown + backlog.known, sinking),
             backlog.sizes,
         )
 
@@ -187,38 +192,40 @@ class Lease:
         self.hashes = hashes
         self.choices = choices
         self.taken_at = now
-        self.first_token_at = float("inf")
+        self.first_token_at = inf
         self.on_prefilled: Callable[[float], None] | None = None
         """Called once: at the first token, or at a release without one."""
         member.prefilling.add(self)
-        # What is empty doesn't sink.
-        tokens_per_s = member.tokens_per_s if member.backlog.level else 0.0
+        stale = member.stale
+        tokens_per_s = member.tokens_per_s if member in stale else member.shown_tokens_per_s
         member.backlog.sent(self, uncached_tokens, now, tokens_per_s, is_own=True)
-        member.stale.add(member)
+        stale.add(member)
 
     def first_token(self, now: float) -> None:
+        if self.first_token_at < inf:
+            return
+        self.first_token_at = now
         member = self._member
-        if self in member.prefilling:
-            member.prefilling.remove(self)
-            member.backlog.done(self)
-            member.streaming += 1
-            member.first_tokens_at += now
-            member.decoding += self.choices
-            self.first_token_at = now
-            member.stale.add(member)
-            if self.on_prefilled is not None:
-                self.on_prefilled(now)
+        member.prefilling.remove(self)
+        member.backlog.done(self)
+        member.streaming += 1
+        member.first_tokens_at += now
+        member.decoding += self.choices
+        member.stale.add(member)
+        if self.on_prefilled is not None:
+            self.on_prefilled(now)
 
     def release(self, now: float) -> None:
+        if not self._open:
+            return
+        self._open = False
         self.first_token(now)
-        if self._open:
-            self._open = False
-            member = self._member
-            member.stayed(now - self.first_token_at)
-            member.first_tokens_at -= self.first_token_at
-            member.streaming -= 1
-            member.decoding -= self.choices
-            member.stale.add(member)
+        member, first_token_at = self._member, self.first_token_at
+        member.stayed(now - first_token_at)
+        member.first_tokens_at -= first_token_at
+        member.streaming -= 1
+        member.decoding -= self.choices
+        member.stale.add(member)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +400,9 @@ class Fleet:
         member = self._members.get(replica)
         if member is None or member.heartbeat.epoch != epoch:
             return
-        member.reuse += REUSE_WEIGHT * (delivered / (prompt_tokens or 1) - member.reuse)
-        if self.compatible(replica):
+        reuse = member.reuse
+        member.reuse = reuse + REUSE_WEIGHT * (delivered / (prompt_tokens or 1) - reuse)
+        if self._compatible(member):
             member.trust.observe(prediction, delivered, now)
             member.believe(now)
         member.show_belief()
@@ -433,8 +441,9 @@ class Fleet:
     def compatible(self, replica: str) -> bool:
         """Whether its digest is about the same blocks as ours."""
         member = self._members.get(replica)
-        if member is None:
-            return False
+        return member is not None and self._compatible(member)
+
+    def _compatible(self, member: _Member) -> bool:
         if member.compatible is None:
             member.compatible = not self._identity.differences(member.heartbeat)
         return member.compatible

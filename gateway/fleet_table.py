@@ -15,18 +15,17 @@ _AT = {name: number for number, name in enumerate(TABLE)}
 _WIDTH = len(TABLE)
 _COPIED = len(ROWS) - ROWS.index("waiting")
 """Columns at the beginning that candidates get as they are: the last rows of theirs."""
-_LOAD = Struct("=3d")
+_write_load = Struct("=3d").pack_into
 _LOAD_AT = _AT["waiting"]
 assert TABLE[_LOAD_AT:][:3] == ("waiting", "decoding", "stay_s")
-_BELIEF = Struct("=3d")
+_write_belief = Struct("=3d").pack_into
 _BELIEF_AT = _AT["trust"]
 assert TABLE[_BELIEF_AT:][:3] == ("trust", "unpromised", "reuse")
-_BACKLOG = Struct("=6d")
+_write_backlog = Struct("=6d").pack_into
 _BACKLOG_AT = _AT["leases"]
 assert TABLE[_BACKLOG_AT:] == ("leases", "level", "as_of", "floor", "bound", "tokens_per_s")
 _SIZES_AT, _SIZES_END = _AT["size_tokens"], _AT["id_hash"]
 _NO_NUMBERS = array("d", bytes(8))
-_NOBODY = array("I")
 _FIGURES = Struct("=3qdqd")
 """Of PICK, which is in the order of Figures."""
 _NO_PLACES = array("I", bytes(4))
@@ -71,8 +70,8 @@ class FleetTable:
         if place is None:
             place = self._add(replica)
         numbers, begin = self._numbers, place * _WIDTH
-        _LOAD.pack_into(numbers, 8 * (begin + _LOAD_AT), *load)
-        _BACKLOG.pack_into(numbers, 8 * (begin + _BACKLOG_AT), *backlog)
+        _write_load(numbers, 8 * (begin + _LOAD_AT), *load)
+        _write_backlog(numbers, 8 * (begin + _BACKLOG_AT), *backlog)
         numbers[begin + _SIZES_AT : begin + _SIZES_END] = sizes
 
     def write_belief(self, replica: str, trust: float, unpromised: float, reuse: float) -> None:
@@ -80,7 +79,7 @@ class FleetTable:
         place = self._place.get(replica)
         if place is None:
             place = self._add(replica)
-        _BELIEF.pack_into(self._numbers, 8 * (place * _WIDTH + _BELIEF_AT), trust, unpromised, reuse)
+        _write_belief(self._numbers, 8 * (place * _WIDTH + _BELIEF_AT), trust, unpromised, reuse)
 
     def remove(self, replica: str) -> None:
         """The last replica moves to its place."""
@@ -97,27 +96,29 @@ class FleetTable:
     ) -> Candidates | None:
         """`candidates` of those that are `open`; None where there is none."""
         found = matches if isinstance(matches, Matches) else Matches.of(matches)
-        if self._library is None:
+        library, count = self._library, len(self._ids)
+        if library is None:
             mask = self.open(now, frozen, tokens, without)
             return self.candidates(mask, found, now) if mask.any() else None
-        count = len(self._ids)
         memory = _NO_NUMBERS * (len(ROWS) * count)
         memory_at = memory.buffer_info()[0]
-        tried = _NOBODY
+        tried_at = num_tried = 0
         if without:
             tried = array("I", [self._place[replica] for replica in without if replica in self._place])
-        tried_at, num_tried = tried.buffer_info()
+            tried_at, num_tried = tried.buffer_info()
         groups_at, num_groups = found.groups.buffer_info()
         slots_at, num_slots = found.numbers.buffer_info()
         places_at = self._places_at(found.names) if num_slots else 0
-        chosen = self._library.pick(
+        chosen = library.pick(
             self._numbers_at, count, now, frozen, tokens, tried_at, num_tried,
             groups_at, num_groups // 3, slots_at, places_at, memory_at, self._chosen_at, self._figures_at,
         )  # fmt: skip
         if not chosen:
             return None
-        ids = self._ids_of_all() if chosen == count else tuple(map(self._ids.__getitem__, self._chosen[:chosen]))
-        return Candidates(ids, memory, self._library, Figures._make(_FIGURES.unpack(self._figures)), memory_at)
+        ids = self._all_ids if chosen == count else tuple(map(self._ids.__getitem__, self._chosen[:chosen]))
+        if ids is None:
+            ids = self._ids_of_all()
+        return Candidates(ids, memory, library, Figures._make(_FIGURES.unpack(self._figures)), memory_at)
 
     def open(self, now: float, frozen: bool, tokens: int, without: Collection[str]) -> Mask:
         """Which may be chosen for a request of so many tokens, prompt and answer."""

@@ -32,7 +32,7 @@ def make_front(runner: web.AppRunner, connections: int = 60_000) -> LeanServer:
 
     def refused(error: HttpError) -> None:
         answered = Answered(method="", path="", endpoint="unreadable", status=error.status, took_s=0.0, code=error.code)
-        parts.observer.answered(answered, None, parts.first_pool.router.policy.name)
+        parts.observer.answered(answered, None, parts.pools.first.router.policy.name)
 
     return LeanServer(
         HttpLimits(body=app[CONFIG].body_limit, connections=connections),

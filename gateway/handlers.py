@@ -4,13 +4,14 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from gateway import quick_parse
 from gateway.access_log import Answered
-from gateway.bodies import unpacked_body
+from gateway.bodies import check_content, unpacked_body
 from gateway.context import Context, Parts
 from gateway.cors import cors_headers
 from gateway.dispatch import Call, Routed
@@ -20,14 +21,7 @@ from gateway.explain import decision_headers
 from gateway.hold.terms import terms_of
 from gateway.http.aiohttp_exchange import exchanged
 from gateway.http.exchange import Exchange
-from gateway.keys import (
-    ANSWERED,
-    CLOCK,
-    CONFIG,
-    METRICS,
-    POOLS,
-)
-from gateway.pools import Pool
+from gateway.keys import ANSWERED
 from gateway.relay import ClientStream, as_event
 from gateway.resume import Progress
 from gateway.routing.base import RouteRequest
@@ -79,7 +73,7 @@ async def answer(parts: Parts, exchange: Exchange) -> None:
     traces, given = parts.traces, exchange.headers
     trace = traces.begin(given_id(given) or traces.fresh_id(), parts.clock())
     trace.span = parts.observer.span(given)
-    context = Context(parts.app, parts, exchange, trace, parts.first_pool)
+    context = Context(parts, exchange, trace, parts.pools.first)
     if origins := parts.live.config.cors_origins:
         exchange.more_headers = cors_headers(exchange.path, given, origins)
     status, code = CLIENT_GONE, None
@@ -94,14 +88,9 @@ async def answer(parts: Parts, exchange: Exchange) -> None:
             context.stream.close()
             # They know each other, which only the garbage collector would find.
             context.stream = None
-        observe(context, status, code)
-
-
-def observe(context: Context, status: int, code: str | None) -> None:
-    parts, exchange, trace = context.parts, context.exchange, context.trace
-    took_s = parts.clock() - trace.received_at
-    answered = Answered(exchange.method, exchange.path, exchange.path, status, took_s, trace.request_id, code)
-    parts.observer.answered(answered, trace, context.pool.router.policy.name)
+        took_s, path = parts.clock() - trace.received_at, exchange.path
+        answered = Answered(exchange.method, path, path, status, took_s, trace.request_id, code)
+        parts.observer.answered(answered, trace, context.pool.router.policy.name)
 
 
 def fail(context: Context, failure: Failure) -> None:
@@ -143,7 +132,7 @@ async def complete(context: Context) -> Failure | None:
 
 
 def serve(context: Context, call: Call) -> Awaitable[None]:
-    return context.pool.dispatcher.serve(call, lambda routed: relay(context, call, routed))
+    return context.pool.dispatcher.serve(call, partial(relay, context, call))
 
 
 async def serve_one(context: Context, call: Call, usage: Usage | None) -> None:
@@ -160,12 +149,17 @@ async def serve_one(context: Context, call: Call, usage: Usage | None) -> None:
 async def prepared(context: Context) -> Call | list[openai.CompletionRequest]:
     """All that a stream keeps of its request while it lives: no body, no text. Of several prompts a request for
     each."""
-    app, exchange = context.app, context.exchange
-    pools = app[POOLS]
-    body = await unpacked_body(exchange, app[CONFIG].body_limit, pools.first.tokenizer.in_thread)
+    parts, exchange, pools = context.parts, context.exchange, context.parts.pools
+    encoding = check_content(exchange.headers)
+    body = await exchange.body()
+    if encoding:
+        body = await unpacked_body(body, encoding, parts.config.body_limit, pools.first.tokenizer.in_thread)
     parsed = PARSERS[exchange.path](body)
     found = pools.find(parsed.model)
-    parsed = context.caller.own(by_name(found, parsed))
+    if found is not None and found.name != parsed.model:
+        # Keys are for models, not for what they are called.
+        parsed = quick_parse.changed(parsed, {"model": found.name})
+    parsed = context.caller.own(parsed)
     context.pool = pool = found or pools.of(parsed.model)
     check(parsed, pool.text)
     context.trace.model = pool.name
@@ -175,15 +169,15 @@ async def prepared(context: Context) -> Call | list[openai.CompletionRequest]:
 
 
 async def call_of(context: Context, parsed: Parsed) -> Call:
+    parts, tokenizer = context.parts, context.pool.tokenizer
     if parsed.stream:
         context.stream = client_stream(context)
-    pool = context.pool
-    return make_call(context, pool, parsed, await tokenise(context, pool, parsed))
-
-
-def by_name(pool: Pool | None, parsed: Parsed) -> Parsed:
-    """With the model's own name in place of an alias, since keys are for models and not for what they are called."""
-    return parsed if pool is None or pool.name == parsed.model else quick_parse.changed(parsed, {"model": pool.name})
+    begin = parts.clock()
+    prompt = prompt_at_once(tokenizer, parsed) or await prompt_of(tokenizer, parsed)
+    now = parts.clock()
+    parts.metrics.tokenise.observe(now - begin)
+    context.trace.tokenised(now, prompt.length)
+    return make_call(context, parsed, prompt, now)
 
 
 def given_id(given: Mapping[str, str]) -> str | None:
@@ -205,21 +199,10 @@ def client_stream(context: Context) -> ClientStream:
 
 def check(parsed: Parsed, text: ModelText) -> None:
     """Raises RequestError."""
-    for name in REPLICAS_OWN.intersection(parsed.__pydantic_fields_set__):
+    if not REPLICAS_OWN.isdisjoint(parsed.__pydantic_fields_set__):
+        name = min(REPLICAS_OWN.intersection(parsed.__pydantic_fields_set__))
         raise openai.RequestError(f"unsupported field {name}", name)
     check_request(parsed, text)
-
-
-async def tokenise(context: Context, pool: Pool, parsed: Parsed) -> Prompt:
-    app, trace = context.app, context.trace
-    clock = app[CLOCK]
-    begin = clock()
-    prompt = prompt_at_once(pool.tokenizer, parsed) or await prompt_of(pool.tokenizer, parsed)
-    now = clock()
-    app[METRICS].tokenise.observe(now - begin)
-    trace.prompt_tokens = prompt.length
-    trace.mark("tokenised", now, tokens=prompt.length)
-    return prompt
 
 
 def prompt_at_once(tokenizer: PromptTokenizer, parsed: Parsed) -> Prompt | None:
@@ -237,10 +220,11 @@ async def prompt_of(tokenizer: PromptTokenizer, parsed: Parsed) -> Prompt:
     return await tokenizer.completion(parsed.prompts[0], salt=parsed.cache_salt)
 
 
-def make_call(context: Context, pool: Pool, parsed: Parsed, prompt: Prompt) -> Call:
+def make_call(context: Context, parsed: Parsed, prompt: Prompt, now: float) -> Call:
     """What goes to the replica: the request as parsed, with token ids in place of text."""
-    caller, exchange, most = context.caller, context.exchange, parsed.max_new_tokens
-    openai.output_limit(prompt.length, most, pool.context_limit.at(context.app[CLOCK]()))
+    exchange, pool, trace, most = context.exchange, context.pool, context.trace, parsed.max_new_tokens
+    given = exchange.headers
+    openai.output_limit(prompt.length, most, pool.context_limit.at(now))
     payload = quick_parse.fields_given(parsed, NOT_FORWARDED)
     if prompt.public_tokens:
         payload["public_prefix_tokens"] = prompt.public_tokens
@@ -249,13 +233,12 @@ def make_call(context: Context, pool: Pool, parsed: Parsed, prompt: Prompt) -> C
         payload=payload,
         token_ids=prompt.ids.json,
         as_text=as_text(parsed) if pool.served.upstreams else None,
-        prompt=route_request(exchange.headers, parsed, prompt),
+        prompt=route_request(given, parsed, prompt),
         total_tokens=total_tokens(prompt, most),
         choices=parsed.n,
-        traced=exchange.headers.get(headers.TRACE) == "1",
-        trace=context.trace,
-        terms=terms_of(exchange.headers, parsed.priority, context.trace.received_at, caller.tenant),
-        caller=caller,
+        traced=given.get(headers.TRACE) == "1",
+        trace=trace,
+        terms=terms_of(given, parsed.priority, trace.received_at, context.caller.tenant),
         progress=progress_of(parsed) if parsed.stream else None,
     )
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from gateway.metrics import Metrics
 from gateway.router import Considered
 from gateway.routing.base import RouteRequest
-from gateway.routing.ladder import CAUSES, DRAINING, STEPS, UNAVAILABLE, Known, Ladder, climb
+from gateway.routing.ladder import CAUSES, DRAINING, LOST_BELOW, UNAVAILABLE, Known, Ladder, climb
 from gateway.routing.native.library import the_library
 from gateway.routing.reason import Reason, left_for
 from gateway.routing.regret import Regret, regret
@@ -42,8 +42,12 @@ class Hindsight:
         self._shadow = shadow
         self._seen = seen
         self._seen_without_credit = SeenBlocks(library=the_library())
-        self._prompt, *self._steps = (metrics.prefix_tokens.labels(model, step) for step in ("prompt", *STEPS))
+        tokens = metrics.prefix_tokens
+        self._prompt, self._expected = tokens.labels(model, "prompt"), tokens.labels(model, "expected")
+        self._delivered = tokens.labels(model, "delivered")
         self._lost = {cause: metrics.prefix_lost.labels(model, cause) for cause in CAUSES}
+        for step, causes in LOST_BELOW.items():
+            tokens.sum_up((model, step), (self._delivered, *(self._lost[cause] for cause in causes)))
 
     def warm_up(self) -> None:
         self._seen.touch()
@@ -66,33 +70,17 @@ class Hindsight:
 
     def told(self, considered: Considered, sent: Sent, delivered: int) -> Judged:
         """The replica says how many tokens came from its cache, now or later. Without that nothing is counted."""
-        ladder = climb(self._known(considered, sent), delivered)
-        judged = Judged(ladder, regret(considered.decision, considered.survey, _actual_s(considered, delivered)))
-        self._count(considered, judged)
-        return judged
-
-    def _known(self, considered: Considered, sent: Sent) -> Known:
-        decision, survey, barred = considered.decision, considered.survey, considered.barred
-        usable, chosen = survey.most_held, decision.held_tokens
-        resident, barrier = usable, UNAVAILABLE
-        if barred:
-            resident = barred[0].held_tokens
-            barrier = DRAINING if barred[0].state == "draining" else UNAVAILABLE
-        why = Reason.TIE
-        if chosen < usable:
-            why = left_for(decision, survey.mine_s, survey.quickest_with_most_held)
-        computed, without_credit, _ = sent
-        return Known(computed, without_credit, resident, barrier, usable, chosen, decision.cached_tokens, why)
-
-    def _count(self, considered: Considered, judged: Judged) -> None:
-        *steps, losses = judged.ladder
+        decision = considered.decision
+        ladder = climb(_known(considered, sent), delivered)
+        missed = regret(decision, considered.survey, _actual_s(considered, delivered))
         self._prompt.value += considered.request.tokens
-        for count, tokens in zip(self._steps, steps, strict=True):
-            count.value += tokens
-        for cause, tokens in losses.items():
-            self._lost[cause].inc(tokens)
-        for cause, seconds in judged.regret.causes.items():
-            self._metrics.regret.labels(considered.decision.policy, cause).inc(seconds)
+        self._delivered.value += ladder.delivered
+        self._expected.value += ladder.expected
+        for cause, tokens in ladder.losses.items():
+            self._lost[cause].value += tokens
+        for cause, seconds in missed.causes.items():
+            self._metrics.regret.labels(decision.policy, cause).inc(seconds)
+        return Judged(ladder, missed)
 
     def _count_shadow(self, considered: Considered, compared: Compared) -> None:
         names = considered.decision.policy, compared.decision.policy
@@ -105,6 +93,20 @@ class Hindsight:
             self._metrics.shadow_cached.labels(*names, of).inc(cached)
 
 
+def _known(considered: Considered, sent: Sent) -> Known:
+    decision, survey = considered.decision, considered.survey
+    usable, chosen = survey.most_held, decision.held_tokens
+    resident, barrier = usable, UNAVAILABLE
+    if considered.barred:
+        first = considered.barred[0]
+        resident, barrier = first.held_tokens, DRAINING if first.state == "draining" else UNAVAILABLE
+    why = Reason.TIE
+    if chosen < usable:
+        why = left_for(decision, survey.mine_s, survey.quickest_with_most_held)
+    computed, without_credit, _ = sent
+    return Known(computed, without_credit, resident, barrier, usable, chosen, decision.cached_tokens, why)
+
+
 def _actual_s(considered: Considered, delivered: int) -> float:
     """The choice's wait with what its cache gave."""
     survey = considered.survey
@@ -115,6 +117,7 @@ def _actual_s(considered: Considered, delivered: int) -> float:
 
 def _depth(seen: SeenBlocks, request: RouteRequest) -> int:
     """In tokens that could come from a cache."""
-    if seen.is_empty or not request.hashes:
+    if seen.is_empty:
         return 0
-    return min(seen.depth(request.hashes), (request.tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
+    blocks, most = seen.depth(request.hashes), (request.tokens - 1) // BLOCK_SIZE
+    return (blocks if blocks < most else most) * BLOCK_SIZE

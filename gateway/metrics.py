@@ -61,11 +61,37 @@ class OfPolicy:
         self.predicted = metrics.predicted.labels(policy)
         self.delivered = metrics.delivered_tokens.labels(policy)
 
+    def first_byte(self, ttft_s: float, prompt_tokens: int, predicted: int) -> None:
+        self.ttft.observe(ttft_s)
+        self.prompt_tokens.value += prompt_tokens
+        self.predicted.value += predicted
+
+    def ended(self, took_s: float, held_s: float | None, itl_s: float | None, tokens: int) -> None:
+        """A request that got an answer, to the end."""
+        self.e2e.observe(took_s)
+        self.generated.value += tokens
+        if held_s is not None:
+            self.queue_time.observe(held_s)
+        if itl_s is not None:
+            self.per_token.observe(itl_s)
+
+
+class _Policies(dict[str, OfPolicy]):
+    """By name; made when they are first asked for."""
+
+    def __init__(self, metrics: "Metrics") -> None:
+        super().__init__()
+        self._metrics = metrics
+
+    def __missing__(self, policy: str) -> OfPolicy:
+        of = self[policy] = OfPolicy(self._metrics, policy)
+        return of
+
 
 class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._policies: dict[str, OfPolicy] = {}
+        self.of = _Policies(self)
         self._answers: dict[tuple[str, str, int], Count] = {}
         new = Maker(registry)
         self._of_requests(new)
@@ -123,8 +149,8 @@ class Metrics:
             "Cached tokens promised by a digest, or just expected, and not there; or there and unpromised",
             ("kind",),
         )
-        self._counts_errors = False
-        """Whether its labels are there; they come with the first answer."""
+        self._errors: tuple[Count, ...] = ()
+        """Its counts, by kind; they come with the first answer."""
         self.trust = new.gauge(
             "trust", "Of the cached tokens that a digest promises, the share to count on", ("replica",)
         )
@@ -177,50 +203,25 @@ class Metrics:
         self.tasks = new.gauge("tasks", "Tasks of the event loop: flat where nothing leaks")
         self.redis = new.gauge("redis_up", "Whether Redis can be reached")
 
-    def _of(self, policy: str) -> OfPolicy:
-        found = self._policies.get(policy)
-        if found is None:
-            found = self._policies[policy] = OfPolicy(self, policy)
-        return found
-
     def answered(self, endpoint: str, policy: str, status: int, code: str | None = None) -> None:
         """`code`: of the gateway's own error."""
         count = self._answers.get((endpoint, policy, status))
         if count is None:
             count = self._answers[endpoint, policy, status] = self.requests.labels(endpoint, policy, str(status))
-        count.inc()
+        count.value += 1.0
         if status in REJECTED and code is not None:
             self.rejected.labels(code).inc()
-
-    def ended(self, policy: str, took_s: float, held_s: float | None, itl_s: float | None, tokens: int) -> None:
-        """A request that got an answer, to the end."""
-        of = self._of(policy)
-        of.e2e.observe(took_s)
-        of.generated.inc(tokens)
-        if held_s is not None:
-            of.queue_time.observe(held_s)
-        if itl_s is not None:
-            of.per_token.observe(itl_s)
 
     def unlogged(self, lines: int) -> None:
         self.lost_lines.inc(lines)
 
-    def first_byte(self, policy: str, ttft_s: float, prompt_tokens: int, predicted: int) -> None:
-        of = self._of(policy)
-        of.ttft.observe(ttft_s)
-        of.prompt_tokens.inc(prompt_tokens)
-        of.predicted.inc(predicted)
-
-    def routed(self, policy: str, seconds: float) -> None:
-        self._of(policy).routing.observe(seconds)
-
     def delivered(self, policy: str, tokens: int, errors: Errors) -> None:
-        self._of(policy).delivered.inc(tokens)
-        if errors is NO_ERRORS and self._counts_errors:
-            return
-        self._counts_errors = True
-        for kind, wrong in errors._asdict().items():
-            self.mispredicted.labels(kind).inc(wrong)
+        self.of[policy].delivered.value += tokens
+        if not self._errors:
+            self._errors = tuple(map(self.mispredicted.labels, Errors._fields))
+        if errors is not NO_ERRORS:
+            for count, wrong in zip(self._errors, errors, strict=True):
+                count.value += wrong
 
     def recorded(self, fate: str) -> None:
         self.recorded_requests.labels(fate).inc()

@@ -42,27 +42,29 @@ class Observer:
         """For one prompt of several; see `span`."""
         return span.child(self._randbits) if span is not None and self.spans.is_on else span
 
-    def attempt(self, trace: Trace) -> dict[str, str]:
-        """Gives the last attempt a span of its own; the headers that make the replica's spans its children."""
-        if trace.span is None:
-            return {}
+    def attempt(self, trace: Trace, whole: SpanContext) -> dict[str, str]:
+        """Gives the last attempt a span of its own, below the `whole` request's; the headers that make the replica's
+        spans its children."""
         if not self.spans.is_on:
-            return trace.span.headers
-        span = trace.attempts[-1].span = trace.span.child(self._randbits)
+            return whole.headers
+        span = trace.attempts[-1].span = whole.child(self._randbits)
         return span.headers
 
     def answered(self, answered: Answered, trace: Trace | None, policy: str) -> None:
         """The client has got all that it gets, or has left."""
         self._metrics.answered(answered.endpoint, policy, answered.status, answered.code)
-        self.ended(answered, trace)
+        if trace is not None:
+            self.ended(answered, trace)
+        elif self.access_log.is_on:
+            self.access_log.put(line(answered, None, Course(), datetime.now(UTC)))
 
-    def ended(self, answered: Answered, trace: Trace | None) -> None:
+    def ended(self, answered: Answered, trace: Trace) -> None:
         """All but that an answer has been sent: of one prompt of several, which have one between them."""
-        went = Course() if trace is None else course(trace, answered.took_s)
-        if answered.status == 200 and trace is not None and trace.considered is not None:
-            metrics, by = self._metrics, trace.considered.decision.policy
-            metrics.ended(by, answered.took_s, went.held_s, went.itl_s, went.output_tokens)
+        went, considered = course(trace, answered.took_s), trace.considered
+        if considered is not None and answered.status == 200:
+            of = self._metrics.of[considered.decision.policy]
+            of.ended(answered.took_s, went.held_s, went.itl_s, went.output_tokens)
         if self.access_log.is_on:
             self.access_log.put(line(answered, trace, went, datetime.now(UTC)))
-        if trace is not None and trace.span is not None and self.spans.is_on:
+        if trace.span is not None and self.spans.is_on:
             self.spans.put(request_spans(trace, answered, went, time.time_ns(), self._randbits))

@@ -50,7 +50,7 @@ class ClientStream(Timed):
         self._headers = headers
         self._keep_alive_s = keep_alive_s
         self._answer: Answer | None = None
-        self._count: AnswerCount | None = None
+        self._count: AnswerCount
         self._followed: asyncio.Future[None] | None = None
         wheel.watch(self, loop.time() + keep_alive_s)
 
@@ -59,7 +59,7 @@ class ClientStream(Timed):
         """The client has its 200: from here on errors are events."""
         return self._exchange.status != 0
 
-    async def follow(self, answer: Answer, headers: Mapping[str, str], count: AnswerCount | None = None) -> int | None:
+    async def follow(self, answer: Answer, headers: Mapping[str, str], count: AnswerCount) -> int | None:
         """Until the answer's end. `headers` go out if the stream begins with it. Returns the delivered tokens where
         the replica tells them at the end.
 
@@ -95,13 +95,13 @@ class ClientStream(Timed):
     # As the answer's sink.
 
     def data(self, payload: bytes) -> None:
-        out = self.events.feed(payload)
+        events = self.events
+        out = events.feed(payload)
         if out:
             self._write(out)
+            self._count.feed(out)
             self.deadline = self._now() + self._keep_alive_s
-            if self._count is not None:
-                self._count.feed(out)
-        if self.events.done:
+        if events.done:
             self._finish()
 
     def ended(self) -> None:

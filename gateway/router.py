@@ -112,17 +112,18 @@ class Router:
         held, whole = request.hashes, (request.tokens - 1) // BLOCK_SIZE
         if len(held) > whole:
             held = held[:whole]
-        lease = self.fleet.lease(decision.choice, request.tokens - decision.cached_tokens, held, now, choices)
+        choice, cached = decision.choice, decision.cached_tokens
+        lease = self.fleet.lease(choice, request.tokens - cached, held, now, choices)
         # What its digest has is there without that.
         known = decision.held_tokens // BLOCK_SIZE
         if len(held) > known:
-            self.index.expect(decision.choice, held[known:] if known else held)
+            self.index.expect(choice, held[known:] if known else held)
         # Between a decision and its sending another policy may have been put in.
         if decision.policy == self.policy.name:
             self.policy.placed(request, decision, now)
         if self.outbox.is_heard(now):
-            new = held[decision.cached_tokens // BLOCK_SIZE :]
-            number = self.outbox.routed(decision.choice, lease.uncached_tokens, new, now)
+            new = held[cached // BLOCK_SIZE :]
+            number = self.outbox.routed(choice, lease.uncached_tokens, new, now)
             lease.on_prefilled = partial(self.outbox.done, number)
         return lease
 

@@ -12,11 +12,8 @@ MAX_LENGTH = 64
 
 def session_name(headers: Mapping[str, str], user: str | None) -> str:
     """Of a header, else the body's `user`, else nothing. A long one is hashed: it is kept in memory."""
-    given = user or ""
-    for name in SESSION_HEADERS:
-        if headers.get(name):
-            given = headers[name]
-            break
+    first, second, third = SESSION_HEADERS
+    given = headers.get(first) or headers.get(second) or headers.get(third) or user or ""
     if len(given) <= MAX_LENGTH:
         return given
     # A header may hold bytes that are no UTF-8.

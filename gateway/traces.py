@@ -2,8 +2,8 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +18,8 @@ MAX_ROWS = 64_000
 
 KV_SAMPLES = 10_000
 
-_ID_BYTES = 16
-_RANDOM_BYTES = 256 * _ID_BYTES
+_ID_DIGITS = 32
+_RANDOM_BYTES = 128 * _ID_DIGITS
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -32,13 +32,16 @@ class Attempt:
     span: SpanContext | None = None
 
 
-@dataclass(slots=True)
 class Trace:
     """One request. Times in `events` are seconds since it was received."""
 
-    request_id: str
-    received_at: float
+    # NOTE: no dataclass, which would set what few requests ever have for each of them.
     prompt_tokens: int = 0
+    tokenised_at: float | None = None
+    dispatched_at: float | None = None
+    """For the first time."""
+    first_byte_at: float | None = None
+    """Of its last attempt."""
     considered: Considered | None = None
     sent: Sent | None = None
     judged: Judged | None = None
@@ -46,11 +49,7 @@ class Trace:
     """In the gateway, before its last attempt; None: it wasn't."""
     replica_url: str = ""
     delivered_tokens: int | None = None
-    attempts: list[Attempt] = field(default_factory=list)
-    marks: list[tuple[str, float, Mapping[str, Any]]] = field(default_factory=list)
-    """What happened, when by the gateway's clock, and details."""
     replica_traced: bool = False
-    answer: AnswerCount = field(default_factory=AnswerCount)
     model: str | None = None
     """As the gateway calls it, once it is known to be served here."""
     tenant: str | None = None
@@ -61,8 +60,29 @@ class Trace:
     prompts: tuple[str, ...] = ()
     """Ids of its prompts' own traces, where it has several."""
 
-    def mark(self, event: str, now: float, **details: Any) -> None:
-        self.marks.append((event, now, details or _NONE))
+    def __init__(self, request_id: str, received_at: float) -> None:
+        self.request_id = request_id
+        self.received_at = received_at
+        self.answer = AnswerCount()
+        self.attempts: list[Attempt] = []
+        self.marks: list[tuple[str, float, Mapping[str, Any]]] = []
+        """What happened, when by the gateway's clock, and details."""
+
+    def mark(self, event: str, now: float, details: Mapping[str, Any] = _NONE) -> None:
+        self.marks.append((event, now, details))
+
+    def tokenised(self, now: float, tokens: int) -> None:
+        self.prompt_tokens, self.tokenised_at = tokens, now
+        self.marks.append(("tokenised", now, {"tokens": tokens}))
+
+    def dispatched(self, now: float, replica: str) -> None:
+        if self.dispatched_at is None:
+            self.dispatched_at = now
+        self.marks.append(("dispatched", now, {"replica": replica}))
+
+    def first_byte(self, now: float) -> None:
+        self.first_byte_at = now
+        self.marks.append(("first_byte", now, _NONE))
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -85,6 +105,14 @@ class Trace:
         return {"request_id": self.request_id, "events": events, "kv": kv}
 
 
+def _fresh_ids(randbytes: Callable[[int], bytes]) -> Iterator[str]:
+    """Random bytes come many at a time: a system call for each costs more than all that is done with them."""
+    while True:
+        random = randbytes(_RANDOM_BYTES).hex()
+        for begin in range(0, len(random), _ID_DIGITS):
+            yield random[begin : begin + _ID_DIGITS]
+
+
 class Traces:
     """The last requests by id, bounded by number and by the size of their decisions."""
 
@@ -98,20 +126,11 @@ class Traces:
         self._max_rows = max_rows
         self._traces: OrderedDict[str, Trace] = OrderedDict()
         self._total_rows = 0
-        self._randbytes = randbytes
-        self._random, self._random_at = "", 0
+        self.fresh_id: Callable[[], str] = _fresh_ids(randbytes).__next__
+        """Nobody's yet, and not to be guessed."""
 
     def __len__(self) -> int:
         return len(self._traces)
-
-    def fresh_id(self) -> str:
-        """Nobody's yet, and not to be guessed. Random bytes come many at a time: a system call for each costs more than
-        all that is done with them."""
-        if self._random_at == len(self._random):
-            self._random, self._random_at = self._randbytes(_RANDOM_BYTES).hex(), 0
-        begin = self._random_at
-        self._random_at = end = begin + 2 * _ID_BYTES
-        return self._random[begin:end]
 
     def begin(self, request_id: str, now: float) -> Trace:
         traces = self._traces
@@ -124,9 +143,9 @@ class Traces:
 
     def decided(self, trace: Trace, considered: Considered) -> None:
         trace.considered = considered
-        rows = len(considered.candidates)
         if self._traces.get(trace.request_id) is not trace:
             return
+        rows = len(considered.decision.candidates)
         self._total_rows += rows - trace.rows
         trace.rows = rows
         while self._total_rows > self._max_rows and len(self._traces) > 1:

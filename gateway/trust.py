@@ -64,7 +64,7 @@ class Prediction(NamedTuple):
         return whole if whole < self.possible else self.possible
 
     def errors(self, delivered: int) -> Errors:
-        held, expected = self.held, self.expected
+        _, expected, held = self
         came = self.came(delivered)
         if came == held == expected:
             return NO_ERRORS
@@ -87,11 +87,11 @@ class Trust:
 
     def observe(self, prediction: Prediction, delivered: int, now: float) -> None:
         possible, expected, held = prediction
-        errors = prediction.errors(delivered)
+        came = prediction.came(delivered)
         if held > 0:
-            self._honoured.observe(held - errors.promised, held, now)
+            self._honoured.observe(came if came < held else held, held, now)
         if possible > expected:
-            self._unpromised.observe(errors.unpromised, possible - expected, now)
+            self._unpromised.observe(came - expected if came > expected else 0, possible - expected, now)
 
     def honoured(self, now: float) -> float:
         """Of the tokens that the digest promises, the share to count on."""
@@ -123,7 +123,8 @@ class _Share:
         self._at = now
 
     def at(self, now: float) -> float:
-        start, value, age_s = self._start, self._value, now - self._at
+        start, value = self._start, self._value
         if value == start:
             return start
+        age_s = now - self._at
         return start + (value - start) * (math.exp(-age_s / FADE_S) if age_s > 0.0 else 1.0)

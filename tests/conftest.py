@@ -28,6 +28,7 @@ SLOW = (
     "tests/loadtest/simulate/",
     "tests/e2e/",
     "tests/deploy/",
+    "tests/replica/test_soak.py",
 )
 """In order: what takes longest comes first, or one worker would go on with it alone at the end."""
 

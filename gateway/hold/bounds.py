@@ -30,7 +30,10 @@ class Bounds:
         limit = self.limit_tokens(candidates)
         if limit is None:
             return 0.0
-        return max(0.0, min(waiting, waiting + tokens - limit) / figures.tokens_per_s)
+        over = waiting + tokens - limit
+        if over <= 0:
+            return 0.0
+        return (over if over < waiting else waiting) / figures.tokens_per_s
 
     def exceeds_share(self, candidates: Candidates, shares: Shares, tenant: str, tokens: int) -> bool:
         """Of what may wait: a tenant that fills the queue is refused, and others still get in. All together may exceed

@@ -50,7 +50,7 @@ class FrontDesk:
         if found is None:
             return False
         considered, raw = found
-        uncached = guest.request.tokens - considered.decision.cached_tokens
+        uncached = _uncached(considered)
         self._admit(guest, considered, raw, uncached, now)
         if self._must_wait(guest, considered, raw, uncached):
             self.room.add(guest, considered.decision.choice, uncached, _patience(considered), now)
@@ -103,8 +103,8 @@ class FrontDesk:
 
     def _consider(self, guest: Guest, now: float, without: str = "") -> tuple[Considered, Candidates] | None:
         """With all of its tenant that is held, but for one lane's; and the candidates as they are."""
-        if not len(self.room):
-            self._router.expire(now)
+        self._router.expire(now)
+        if not self.room.lanes:
             considered = self._router.consider(guest.request, guest.total_tokens, guest.tried, now)
             return None if considered is None else (considered, considered.candidates)
         seen: list[Candidates] = []
@@ -113,12 +113,12 @@ class FrontDesk:
             seen.append(candidates)
             return self.room.added_to(candidates, guest.terms.tenant, without)
 
-        self._router.expire(now)
         considered = self._router.consider(guest.request, guest.total_tokens, guest.tried, now, adjust=with_held)
         return None if considered is None else (considered, seen[0])
 
     def _admit(self, guest: Guest, considered: Considered, raw: Candidates, uncached: int, now: float) -> None:
-        (tenant, _, deadline), wants = guest.terms, max(1, uncached)
+        tenant, _, deadline = guest.terms
+        wants = uncached or 1
         full_s = self._bounds.overfull_s(raw, self.room.tokens, wants)
         if full_s > 0 and self._bounds.exceeds_share(raw, self.shares, tenant, wants):
             raise QueueFull("the queue is full", retry_after_s=full_s)
@@ -145,14 +145,14 @@ class FrontDesk:
         has_more = self.shares.tenants > 1 and self.shares.lead(guest.terms.tenant) > float(raw.step_tokens.mean())
         if has_more:
             return ALL
-        return max(1, uncached) if binds_late(self._router.policy) else NOTHING
+        return (uncached or 1) if binds_late(self._router.policy) else NOTHING
 
     def _send(self, guest: Guest, considered: Considered, uncached: int, now: float) -> None:
-        self.shares.serve(guest.terms.tenant, max(1, uncached))
+        self.shares.serve(guest.terms.tenant, uncached or 1)
         if guest.target:
             self.room.remove(guest, now, sent=True)
         guest.uncached, guest.considered = uncached, considered
-        if len(self.room):
+        if self.room.lanes:
             self.room.will_compute(guest.request.hashes, considered.decision.cached_tokens // BLOCK_SIZE)
 
     def _in_turn(self, raw: Candidates, now: float) -> Iterator[Guest]:

@@ -1,7 +1,7 @@
 """A request as the waiting room knows it."""
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -24,32 +24,33 @@ class Terms(NamedTuple):
 ORDINARY = Terms()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Guest:
+    # NOTE: without slots, so that what most requests never need is set on the class alone.
     request: RouteRequest
     total_tokens: int
     """Prompt and the answer that must fit with it."""
     terms: Terms = ORDINARY
     tried: Set[Incarnation] = frozenset()
-    considered: Considered | None = None
+    considered: Considered | None = field(default=None, init=False)
     """Its decision, once it may go."""
-    target: str = ""
+    target: str = field(default="", init=False)
     """The replica whose turn it waits for; empty: it isn't held."""
-    uncached: int = 0
+    uncached: int = field(default=0, init=False)
     """Prompt tokens to be computed there, as last decided."""
-    open_tokens: int = 0
+    open_tokens: int = field(default=0, init=False)
     """That count for its tenant until it has its first token."""
-    missing: int | None = None
+    missing: int | None = field(default=None, init=False)
     """The first block that it lacks there, see room.py."""
-    decided_at: float = -inf
-    patience: float = inf
+    decided_at: float = field(default=-inf, init=False)
+    patience: float = field(default=inf, init=False)
     """Tokens of its own tenant and class that may still go before it; see lane.py."""
-    number: int = 0
+    number: int = field(default=0, init=False)
     """Of the order of arrival, while it is held."""
-    stranded_at: float = inf
+    stranded_at: float = field(default=inf, init=False)
     """Since when no replica may take it, while it is held."""
-    held_at: float = inf
-    held_s: float = 0.0
+    held_at: float = field(default=inf, init=False)
+    held_s: float = field(default=0.0, init=False)
     """All in all."""
 
     @property

@@ -76,9 +76,9 @@ class Chunked:
     def feed(self, data: bytes) -> bytes:
         if self._between and data.endswith(b"\r\n"):
             # One chunk, whole: what a replica sends for each token.
-            start = data.find(b"\r\n", 0, 8) + 2
-            if _SIZES.get(data[: start - 2], -1) == len(data) - start - 2:
-                return data[start:-2]
+            size, _, rest = data.partition(b"\r\n")
+            if _SIZES.get(size) == len(rest) - 2:
+                return rest[:-2]
             if (payload := self._whole_chunks(data)) is not None:
                 return payload
         payload = self._feed(data)

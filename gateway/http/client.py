@@ -8,7 +8,7 @@ import asyncio
 import math
 import ssl
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -48,14 +48,15 @@ class Answer:
 
     __slots__ = ("_ahead", "_ahead_bytes", "_connection", "_ended", "_error", "headers", "sink", "status")
 
-    def __init__(self, head: ResponseHead, connection: "ReplicaConnection") -> None:
+    def __init__(self, head: ResponseHead, connection: "ReplicaConnection | None", *ahead: bytes) -> None:
+        """`connection`: None where nothing comes behind `ahead`."""
         self.status = head.status
         self.headers: Mapping[str, str] = head.headers
-        self._connection: ReplicaConnection | None = connection
+        self._connection = connection
         self.sink: Sink | None = None
-        self._ahead: list[bytes] = []
+        self._ahead = list(ahead)
         self._ahead_bytes = 0
-        self._ended = False
+        self._ended = connection is None
         self._error: UpstreamError | None = None
 
     @property
@@ -65,6 +66,8 @@ class Answer:
     def pour_into(self, sink: Sink) -> None:
         """What has come by now at once, the rest as it comes."""
         self.sink = sink
+        if self._connection is not None:
+            self._connection.take = sink.data
         ahead, self._ahead = self._ahead, []
         for payload in ahead:
             sink.data(payload)
@@ -155,6 +158,7 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         "_transport",
         "_waiter",
         "place",
+        "take",
     )
 
     def __init__(self, pool: "Pool", place: Place) -> None:
@@ -169,6 +173,8 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         self._head: ResponseHead | None = None
         self._body: Body | None = None
         self._answer: Answer | None = None
+        self.take: Callable[[bytes], None] | None = None
+        """What is done with the answer's bytes; None: nobody wants any."""
         self._paused = False
         self._idle_s = 0.0
         self._sent_at = 0.0
@@ -188,10 +194,11 @@ class ReplicaConnection(asyncio.Protocol, Timed):
 
     def send(self, request: bytes, first_byte_s: float, idle_s: float) -> "asyncio.Future[Answer]":
         """The answer once its head is there; from then on `idle_s` is the longest silence. Raises an UpstreamError."""
-        self._idle_s, self._sent_at = idle_s, self._now()
-        waiter = self._waiter = self._pool.loop.create_future()
+        pool, now = self._pool, self._now()
+        self._idle_s, self._sent_at = idle_s, now
+        waiter = self._waiter = pool.loop.create_future()
         self._transport.write(request)
-        self._pool.wheel.watch(self, self._sent_at + first_byte_s)
+        pool.wheel.watch(self, now + first_byte_s)
         return waiter
 
     # From the event loop.
@@ -216,15 +223,12 @@ class ReplicaConnection(asyncio.Protocol, Timed):
             self._drop()
             return
         if payload:
-            answer = self._answer
-            if answer is None:
+            take = self.take
+            if take is None:
                 # It should be over by now.
                 self._drop()
                 return
-            if answer.sink is None:
-                answer.keep(payload)
-            else:
-                answer.sink.data(payload)
+            take(payload)
         if body.done and self._body is body:
             self._over(body)
 
@@ -251,30 +255,36 @@ class ReplicaConnection(asyncio.Protocol, Timed):
     # Answers.
 
     def _take_head(self, data: bytes) -> None:
-        self._held = self._held + data if self._held else data
+        if self._held:
+            data, self._held = self._held + data, b""
         try:
-            while (end := find_end(self._held)) >= 0:
-                head = self._pool.heads.response(self._held[:end])
-                self._held = self._held[end:]
+            while (end := find_end(data)) >= 0:
+                head, data = self._pool.heads.response(data[:end]), data[end:]
                 if head.status >= 200:
-                    self._begin(head)
+                    self._begin(head, data)
                     return
+            self._held = data
         except HttpError as error:
             self._fail(error)
             self._drop()
 
-    def _begin(self, head: ResponseHead) -> None:
-        rest, self._held = self._held, b""
+    def _begin(self, head: ResponseHead, rest: bytes) -> None:
         waiter, self._waiter = self._waiter, None
         assert waiter is not None
-        self._head = head
-        self._answer = Answer(head, self)
-        body = Chunked() if head.chunked else UntilClose() if head.length is None else Fixed(head.length)
-        self._body = body
         if waiter.done():
             self._drop()
             return
-        waiter.set_result(self._answer)
+        if rest and len(rest) == head.length:
+            # All of it is here.
+            waiter.set_result(Answer(head, None, rest))
+            self._hand_back(head.keep_alive)
+            return
+        self._head = head
+        answer = self._answer = Answer(head, self)
+        self.take = answer.keep
+        body = Chunked() if head.chunked else UntilClose() if head.length is None else Fixed(head.length)
+        self._body = body
+        waiter.set_result(answer)
         if rest:
             self.data_received(rest)
         elif body.done:
@@ -287,14 +297,20 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         head, answer = self._head, self._answer
         clean = body is not None and not body.excess and head is not None and head.keep_alive
         self._reset()
-        if clean and self.usable and not self._transport.get_write_buffer_size():
-            self._fresh = False
-            self.resume()
-            self._pool.put_back(self)
-        else:
-            self._drop()
+        self._hand_back(clean)
         if answer is not None:
             answer.over(None)
+
+    def _hand_back(self, clean: bool) -> None:
+        """To the pool, if another request can be sent on it."""
+        transport = self._transport
+        if not clean or transport.is_closing() or transport.get_write_buffer_size():
+            self._drop()
+            return
+        self._fresh = False
+        if self._paused:
+            self.resume()
+        self._pool.put_back(self)
 
     def _fail(self, cause: Exception | None) -> None:
         error = self._meaning(cause)
@@ -316,7 +332,7 @@ class ReplicaConnection(asyncio.Protocol, Timed):
         return ReplicaDied("the replica closed the connection before its answer was whole")
 
     def _reset(self) -> None:
-        self._waiter, self._answer, self._head, self._body = None, None, None, None
+        self._waiter, self._answer, self._head, self._body, self.take = None, None, None, None, None
         self._held = b""
 
     # For answers and the pool.
@@ -333,13 +349,13 @@ class ReplicaConnection(asyncio.Protocol, Timed):
             self._transport.resume_reading()
 
     def settle(self) -> None:
-        self._answer = None
+        self._answer, self.take = None, None
         self.resume()
         self._pool.wheel.watch(self, self._pool.loop.time() + SETTLE_S)
 
     def abandon(self) -> None:
         """Nobody wants the rest."""
-        self._answer = None
+        self._answer, self.take = None, None
         self._drop()
 
     def _drop(self) -> None:

@@ -48,15 +48,15 @@ class ClientConnection(asyncio.Protocol, Timed):
         "_guest",
         "_phase",
         "_reading",
-        "_server",
         "idle_since",
         "is_stalled",
+        "server",
         "transport",
     )
 
     def __init__(self, server: "LeanServer") -> None:
         super().__init__()
-        self._server = server
+        self.server = server
         self._buffer = b""
         self._phase = _HEAD
         self._exchange: LeanExchange | None = None
@@ -73,14 +73,6 @@ class ClientConnection(asyncio.Protocol, Timed):
         return peer[0] if peer else None
 
     @property
-    def date(self) -> str:
-        return self._server.date()
-
-    @property
-    def is_closing_soon(self) -> bool:
-        return self._server.draining or self._server.retiring
-
-    @property
     def is_idle(self) -> bool:
         return self._phase is _HEAD and not self._buffer
 
@@ -89,8 +81,8 @@ class ClientConnection(asyncio.Protocol, Timed):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_HIGH)
-        if self._server.admit(self):
-            self._watch(self._server.limits.idle_s)
+        if self.server.admit(self):
+            self._watch(self.server.limits.idle_s)
         else:
             self._refuse(HttpError(503, "too_many_connections", "this gateway has too many connections"))
 
@@ -113,7 +105,7 @@ class ClientConnection(asyncio.Protocol, Timed):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.forget(self)
+        self.server.forget(self)
         if self._guest is not None:
             self._guest.connection_lost(exc)
             self._guest = None
@@ -129,7 +121,7 @@ class ClientConnection(asyncio.Protocol, Timed):
             self._guest.pause_writing()
         elif self._exchange is not None and self._exchange.flow is not None:
             self._exchange.flow.pause_reading()
-        self._watch(self._server.limits.stall_s)
+        self._watch(self.server.limits.stall_s)
 
     def resume_writing(self) -> None:
         self.is_stalled = False
@@ -138,7 +130,7 @@ class ClientConnection(asyncio.Protocol, Timed):
             self._guest.resume_writing()
         elif self._exchange is not None and self._exchange.flow is not None:
             self._exchange.flow.resume_reading()
-        limits = self._server.limits
+        limits = self.server.limits
         again = {_HEAD: limits.idle_s, _BODY: limits.body_s, _LINGER: limits.linger_s}.get(self._phase)
         if again is not None:
             self._watch(again)
@@ -149,10 +141,10 @@ class ClientConnection(asyncio.Protocol, Timed):
         elif self._phase is _HEAD:
             self._refuse(HttpError(408, "request_timeout", "the request's head didn't come in time"))
         elif self._phase is _BODY and self._exchange is not None:
-            now = self._server.loop.time()
-            until = self._exchange.started_at + self._server.limits.body_s + self._exchange.received / BODY_RATE
+            now = self.server.loop.time()
+            until = self._exchange.started_at + self.server.limits.body_s + self._exchange.received / BODY_RATE
             if until > now:
-                self._server.wheel.watch(self, until)
+                self.server.wheel.watch(self, until)
             else:
                 self._break_body(HttpError(408, "request_timeout", "the request's body didn't come in time"))
 
@@ -171,36 +163,38 @@ class ClientConnection(asyncio.Protocol, Timed):
     def _next_request(self) -> None:
         if self._phase is not _HEAD or self.transport.is_closing():
             return
+        server, buffer = self.server, self._buffer
         try:
-            if self._buffer.startswith(b"\r\n"):
-                self._buffer = self._buffer[2:]
-            end = find_end(self._buffer)
+            if buffer.startswith(b"\r\n"):
+                buffer = self._buffer = buffer[2:]
+            end = find_end(buffer)
             if end < 0:
-                if self._buffer and self.deadline > self._server.loop.time() + self._server.limits.head_s:
-                    self._watch(self._server.limits.head_s)
+                if buffer and self.deadline > server.loop.time() + server.limits.head_s:
+                    self._watch(server.limits.head_s)
                 return
-            buffer, self._buffer = self._buffer, b""
-            head, rest = self._server.heads.request(buffer[:end]), buffer[end:]
-            self._begin(head, rest)
+            self._buffer = b""
+            self._begin(server.heads.request(buffer[:end]), buffer[end:])
         except HttpError as error:
             self._refuse(error)
 
     def _begin(self, head: RequestHead, rest: bytes) -> None:
-        server = self._server
-        if head.length is not None and head.length > server.limits.body:
+        server, length, is_hot = self.server, head.length, self.server.is_hot(head)
+        if length is not None and length > server.limits.body:
             self._refuse(HttpError(413, "body_too_large", f"the body may have {server.limits.body} bytes"), head)
             return
         self.deadline = NEVER
-        exchange = self._exchange = LeanExchange(self, head, server.loop.time())
-        self._phase = _BODY
-        if rest and len(rest) == head.length:
-            exchange.take_whole(rest)
-            self._body_is_there(exchange)
-        elif rest or exchange.incoming.done:
-            self._take_body(rest)
-        if self._phase is _BODY:
-            server.wheel.watch(self, exchange.started_at + server.limits.body_s)
-        if self._exchange is exchange and server.is_hot(head):
+        if is_hot and rest and len(rest) == length:
+            exchange = self._exchange = LeanExchange(self, head, rest)
+            self._phase = _SERVING
+        else:
+            exchange = self._exchange = LeanExchange(self, head)
+            exchange.started_at = server.loop.time()
+            self._phase = _BODY
+            if rest or exchange.incoming.done:
+                self._take_body(rest)
+            if self._phase is _BODY:
+                server.wheel.watch(self, exchange.started_at + server.limits.body_s)
+        if is_hot and self._exchange is exchange:
             exchange.task = server.loop.create_task(self._serve(exchange))
 
     def _take_body(self, data: bytes) -> None:
@@ -208,7 +202,7 @@ class ClientConnection(asyncio.Protocol, Timed):
         assert exchange is not None
         try:
             if data:
-                exchange.feed(data, self._server.limits.body)
+                exchange.feed(data, self.server.limits.body)
         except HttpError as error:
             self._break_body(error)
             return
@@ -219,7 +213,7 @@ class ClientConnection(asyncio.Protocol, Timed):
         self._phase = _SERVING
         self.deadline = NEVER
         self._buffer = exchange.incoming.excess
-        if not self._server.is_hot(exchange.head):
+        if not self.server.is_hot(exchange.head):
             self._lend(exchange)
 
     def _break_body(self, error: HttpError) -> None:
@@ -235,7 +229,7 @@ class ClientConnection(asyncio.Protocol, Timed):
 
     async def _serve(self, exchange: LeanExchange) -> None:
         try:
-            await self._server.handle(exchange)
+            await self.server.handle(exchange)
         finally:
             self._served(exchange)
 
@@ -243,14 +237,15 @@ class ClientConnection(asyncio.Protocol, Timed):
         if self._exchange is not exchange:
             return
         self._exchange = None
-        if not exchange.ended or not exchange.keep_alive or self._server.draining:
+        server = self.server
+        if not exchange.ended or not exchange.keep_alive or server.draining:
             self._hang_up(whole=exchange.incoming.done)
             return
-        server = self._server
-        self._phase, self.idle_since = _HEAD, server.loop.time()
+        self._phase = _HEAD
+        now = self.idle_since = server.loop.time()
         if not self._reading:
             self._resume()
-        server.wheel.watch(self, self.idle_since + server.limits.idle_s)
+        server.wheel.watch(self, now + server.limits.idle_s)
         if self._buffer:
             server.loop.call_soon(self._next_request)
 
@@ -262,7 +257,7 @@ class ClientConnection(asyncio.Protocol, Timed):
             return
         self._phase, self._buffer = _LINGER, b""
         self._resume()
-        self._watch(self._server.limits.linger_s)
+        self._watch(self.server.limits.linger_s)
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
 
@@ -273,10 +268,10 @@ class ClientConnection(asyncio.Protocol, Timed):
             type="server_error" if error.status >= 500 else "invalid_request_error",
             code=error.code,
         )
-        exchange = LeanExchange(self, RequestHead("GET", "/", "/", 1, {}, 0, False), 0.0)
-        more = {} if head is None else self._server.refusal_headers(head)
+        exchange = LeanExchange(self, RequestHead("GET", "/", "/", 1, {}, 0, False))
+        more = {} if head is None else self.server.refusal_headers(head)
         exchange.send(error.status, {**_JSON, **more}, body)
-        self._server.refused(error)
+        self.server.refused(error)
         self._hang_up(whole=False)
 
     def _lend(self, exchange: LeanExchange) -> None:
@@ -286,14 +281,14 @@ class ClientConnection(asyncio.Protocol, Timed):
         fields = [f"{name}: {value}\r\n" for name, value in head.headers.items() if name not in _HOP_BY_HOP]
         length = [] if not body and head.method in ("GET", "HEAD", "OPTIONS") else [f"content-length: {len(body)}\r\n"]
         lines = [f"{head.method} {head.target} HTTP/1.1\r\n", *fields, *length, "connection: close\r\n\r\n"]
-        guest = self._guest = self._server.guest()
+        guest = self._guest = self.server.guest()
         guest.connection_made(self.transport)
         guest.data_received("".join(lines).encode(errors="surrogateescape") + body)
 
     # Small helpers.
 
     def _watch(self, seconds: float) -> None:
-        self._server.wheel.watch(self, self._server.loop.time() + seconds)
+        self.server.wheel.watch(self, self.server.loop.time() + seconds)
 
     def _pause(self) -> None:
         if self._reading:

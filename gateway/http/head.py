@@ -96,10 +96,11 @@ def parse_request(raw: bytes) -> RequestHead:
 def request_head(line: RequestLine, headers: dict[str, str]) -> RequestHead:
     """Raises HttpError."""
     method, target, path, minor = line
-    if minor and "host" not in headers:
-        raise malformed("the header host is missing")
-    if minor and headers.get("expect", _CONTINUE).lower() != _CONTINUE:
-        raise HttpError(417, "expectation_failed", f"the header expect may be {_CONTINUE} only")
+    if minor:
+        if "host" not in headers:
+            raise malformed("the header host is missing")
+        if "expect" in headers and headers["expect"].lower() != _CONTINUE:
+            raise HttpError(417, "expectation_failed", f"the header expect may be {_CONTINUE} only")
     return RequestHead(method, target, path, minor, headers, _request_length(headers, minor), _lives(headers, minor))
 
 
@@ -115,14 +116,14 @@ def parse_response(raw: bytes) -> ResponseHead:
 def response_head(line: StatusLine, headers: dict[str, str]) -> ResponseHead:
     """Raises HttpError."""
     minor, status = line
-    coding = headers.get("transfer-encoding")
-    length = None if coding is not None else _length(headers)
-    if coding is not None and (coding.lower() != "chunked" or "content-length" in headers):
+    is_chunked = "transfer-encoding" in headers
+    length = None if is_chunked else _length(headers)
+    if is_chunked and (headers["transfer-encoding"].lower() != "chunked" or "content-length" in headers):
         raise malformed("transfer-encoding must be chunked, without a content-length")
     if status < 200 or status in (204, 304):
-        length, coding = 0, None
-    framed = coding is not None or length is not None
-    return ResponseHead(minor, status, headers, length, coding is not None, framed and _lives(headers, minor))
+        length, is_chunked = 0, False
+    is_framed = is_chunked or length is not None
+    return ResponseHead(minor, status, headers, length, is_chunked, is_framed and _lives(headers, minor))
 
 
 def _fields(text: str, start: int) -> dict[str, str]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_ALL_THERE = Fixed(0)
+"""Of a body that nothing is fed to any more."""
 
 
 class LeanExchange:
@@ -25,7 +27,6 @@ class LeanExchange:
         "_connection",
         "_parts",
         "_waiter",
-        "_wants_continue",
         "body_error",
         "chunked",
         "ended",
@@ -44,15 +45,21 @@ class LeanExchange:
         "task",
     )
 
-    def __init__(self, connection: "ClientConnection", head: RequestHead, now: float) -> None:
+    def __init__(self, connection: "ClientConnection", head: RequestHead, whole: bytes | None = None) -> None:
+        """`whole`: the body, where it came in one piece with its head."""
         self._connection = connection
         self.head = head
         self.method, self.path, self.headers = head.method, head.path, head.headers
-        self.incoming: Body = Chunked() if head.length is None else Fixed(head.length)
         self._parts: list[bytes] = []
+        self.incoming: Body
+        if whole is not None:
+            self.incoming = _ALL_THERE
+            self._parts.append(whole)
+        else:
+            self.incoming = Chunked() if head.length is None else Fixed(head.length)
         self.received = 0
+        """Bytes of a body that comes in pieces."""
         self._waiter: asyncio.Future[None] | None = None
-        self._wants_continue = head.minor == 1 and head.headers.get("expect", "").lower() == "100-continue"
         self.body_error: HttpError | None = None
         self.keep_alive = head.keep_alive
         self.status = 0
@@ -63,7 +70,8 @@ class LeanExchange:
         self.more_headers: Mapping[str, str] = {}
         self.flow: Flow | None = None
         self.task: asyncio.Task[None] | None = None
-        self.started_at = now
+        self.started_at = 0.0
+        """Of a body that comes in pieces."""
 
     @property
     def remote(self) -> str | None:
@@ -82,11 +90,6 @@ class LeanExchange:
         if self.incoming.done:
             self._wake()
 
-    def take_whole(self, data: bytes) -> None:
-        """In place of `feed`, where the body came in one piece with its head."""
-        self.incoming.done, self.received = True, len(data)
-        self._parts.append(data)
-
     def break_off(self, error: HttpError) -> None:
         """The body can't be had."""
         self.body_error = error
@@ -95,8 +98,7 @@ class LeanExchange:
         self._wake()
 
     async def body(self) -> bytes:
-        if self._wants_continue and not self.incoming.done and not self.received and self.body_error is None:
-            self._wants_continue = False
+        if not self.incoming.done and not self.received and self.body_error is None and self._wants_continue:
             self._connection.transport.write(_CONTINUE)
         # One that is too long by what came last is refused, and done nonetheless.
         while not self.incoming.done or self.body_error is not None:
@@ -105,6 +107,10 @@ class LeanExchange:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self.whole_body()
+
+    @property
+    def _wants_continue(self) -> bool:
+        return self.head.minor == 1 and self.headers.get("expect", "").lower() == "100-continue"
 
     def whole_body(self) -> bytes:
         parts, self._parts = self._parts, []
@@ -122,7 +128,7 @@ class LeanExchange:
         head = self._head(status, headers, f"content-length: {len(body)}\r\n")
         self.status = status
         self._connection.write(head if self.method == "HEAD" else head + body)
-        self._finish()
+        self.ended, self.flow = True, None
 
     def start(self, status: int, headers: Mapping[str, str]) -> None:
         if self.status:
@@ -151,23 +157,21 @@ class LeanExchange:
         self.pending = b""
         if last:
             self._connection.write(last)
-        self._finish()
+        self.ended, self.flow = True, None
 
     def draw_from(self, flow: Flow | None) -> None:
         self.flow = flow
         if flow is not None and self._connection.is_stalled:
             flow.pause_reading()
 
-    def _finish(self) -> None:
-        self.ended = True
-        self.flow = None
-
     def _head(self, status: int, headers: Mapping[str, str], framing: str) -> bytes:
-        if not self.incoming.done or self._connection.is_closing_soon:
+        server = self._connection.server
+        if server.retiring or server.draining or not self.incoming.done:
             self.keep_alive = False
-        connection = "" if self.keep_alive else "connection: close\r\n"
-        if self.keep_alive and self.head.minor == 0:
-            connection = "connection: keep-alive\r\n"
+        if not self.keep_alive:
+            connection = "connection: close\r\n"
+        else:
+            connection = "" if self.head.minor else "connection: keep-alive\r\n"
         if self.more_headers:
             headers = {**headers, **self.more_headers}
         fields = list(map(": ".join, headers.items()))
@@ -175,5 +179,5 @@ class LeanExchange:
         if "\n" in text or "\r" in text or "\0" in text:
             raise ValueError("a header of the reply holds a line break")
         line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-        begin = f"{line}{framing}{connection}{self._connection.date}"
+        begin = f"{line}{framing}{connection}{server.date()}"
         return (begin + "\r\n".join((*fields, "\r\n"))).encode(errors="surrogateescape")

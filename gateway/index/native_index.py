@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gateway.index.prefix_index import MAX_BLOCKS, SHARDS, Matches, PrefixIndex, Slot
 from native.build import BuildError, build_library
-from native.call import Call
+from native.call import with_block
 from replica.protocol.records import Hashes
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -60,8 +60,8 @@ class NativeIndex(PrefixIndex):
         self._library = library
         self._index: int = library.index_new(seed)
         # What each request calls takes a block: see prefix_index.cpp for what is in it.
-        self._call_match = Call(library.index_match, "QQqQQ")
-        self._call_expect = Call(library.index_expect, "QqQq")
+        self._call_match = with_block(library.index_match, "QQqQQ")
+        self._call_expect = with_block(library.index_expect, "QqQq")
         weakref.finalize(self, library.index_free, self._index)
         self._change_made = array("Q", (0, 0))
         self._groups = array("I")

@@ -232,17 +232,16 @@ class PrefixIndex(ABC):
         nothing can come that would confirm them, none is too old."""
         if hold:
             self._rotate_at = now + EXPECT_TTL_S
-        if now < self._rotate_at and not self._expects_too_much():
-            return False
+        if now < self._rotate_at:
+            if self._expected_at_most < EXPECT_MAX_BLOCKS:
+                return False
+            self._expected_at_most = self._num_expected()
+            if self._expected_at_most < EXPECT_MAX_BLOCKS:
+                return False
         self._expected_at_most = 0
         self._rotate(forget_all=now >= self._rotate_at + EXPECT_TTL_S)
         self._rotate_at = now + EXPECT_TTL_S
         return True
-
-    def _expects_too_much(self) -> bool:
-        if self._expected_at_most >= EXPECT_MAX_BLOCKS:
-            self._expected_at_most = self._num_expected()
-        return self._expected_at_most >= EXPECT_MAX_BLOCKS
 
     def sweep(self, shards: int = 1) -> None:
         """Takes dead slots out of the next shards, as long as there are any."""

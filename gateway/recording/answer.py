@@ -16,12 +16,11 @@ _TAIL_BYTES = 2048
 class AnswerCount:
     """Feed it a stream's events, or a whole answer, as they go to the client."""
 
-    __slots__ = ("_before", "_last", "chunks")
-
-    def __init__(self) -> None:
-        self.chunks = 0
-        # What was fed last, and before that.
-        self._last = self._before = b""
+    chunks = 0
+    _last = b""
+    """What was fed last."""
+    _before = b""
+    """And before that."""
 
     def feed(self, data: bytes) -> None:
         self.chunks += data.count(_CHUNK)

@@ -148,7 +148,7 @@ def _entry(call: Call, answer: AnswerCount, now: float, ended: bool) -> Entry:
         output_tokens=answer.tokens,
         estimated=answer.told is None,
         session=call.prompt.session,
-        tenant=call.caller.tenant or str(call.payload.get("cache_salt") or ""),
+        tenant=trace.tenant or str(call.payload.get("cache_salt") or ""),
         predicted=None if decision is None else decision.cached_tokens,
         delivered=trace.delivered_tokens,
         ttft_s=trace.last_at("first_byte"),

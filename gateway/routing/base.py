@@ -32,8 +32,8 @@ class Decision:
     """Predicted for the choice, before any discount for trust."""
     held_tokens: int
     """Those of them that the choice's digest vouches for; the others are still being computed for somebody else."""
-    deepest: int = 0
-    """Leading blocks of the prompt that some candidate has, or is about to compute."""
+    shared_hash: int = 0
+    """Of the last block that some candidate has of the prompt, or is about to compute; 0 unless its policy needs it."""
     choice: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,6 @@ def decide(
         columns=columns,
         cached_tokens=usable_tokens(matched, request.tokens, reuse_tokens),
         held_tokens=usable_tokens(held, request.tokens, reuse_tokens),
-        deepest=candidates.deepest,
     )
 
 

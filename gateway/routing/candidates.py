@@ -190,10 +190,6 @@ class Candidates:
         return len(self.ids)
 
     @property
-    def deepest(self) -> int:
-        return self.figures.deepest
-
-    @property
     def figures(self) -> Figures:
         if self._figures is None:
             deepest, queue = self.matched_blocks.max(), self.queue_tokens

@@ -29,6 +29,14 @@ load, tie, spread, policy: a candidate had more and was left, for this reason (s
 stale: predicted for the choice, and not delivered.
 """
 
+LOST_BELOW = {
+    "chosen": ("stale",),
+    "usable": ("stale", "load", "tie", "spread", "policy"),
+    "resident": ("stale", "load", "tie", "spread", "policy", "draining", "unavailable"),
+    "computed": CAUSES,
+}
+"""The causes of losses between a step and what was delivered: the step is their sum and that."""
+
 Barrier = Literal["draining", "unavailable"]
 DRAINING: Barrier = "draining"
 UNAVAILABLE: Barrier = "unavailable"
@@ -74,15 +82,15 @@ def climb(known: Known, delivered: int) -> Ladder:
     resident = usable if usable > resident else resident
     credited = resident if resident > computed else computed
     computed = without_credit if without_credit > credited else credited
-    losses: dict[str, int] = {}
+    losses = {}
     if computed > delivered:
-        losses = {
-            "fingerprint": computed - credited,
-            "evicted": credited - resident,
-            barrier: resident - usable,
-            left_for.value: usable - predicted,
-            "stale": predicted - delivered,
-        }
-        losses = {cause: tokens for cause, tokens in losses.items() if tokens}
+        lost = (
+            ("fingerprint", computed - credited),
+            ("evicted", credited - resident),
+            (barrier, resident - usable),
+            (left_for.value, usable - predicted),
+            ("stale", predicted - delivered),
+        )
+        losses = {cause: tokens for cause, tokens in lost if tokens}
     only_expected = expected - chosen if expected > chosen else 0
     return Ladder(computed, resident, usable, predicted, delivered, only_expected, losses)

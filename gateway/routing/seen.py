@@ -46,8 +46,6 @@ class SeenBlocks:
 
     def depth(self, hashes: Sequence[int]) -> int:
         """How many leading blocks of a prompt were computed before."""
-        if self.is_empty:
-            return 0
         if self._library is not None:
             packed = _packed(hashes)
             return self._library.seen_depth(self._marks_at, self._mask, *packed.buffer_info())

@@ -29,7 +29,7 @@ from collections import OrderedDict
 import numpy as np
 
 from gateway.routing.base import Decision, RouteRequest, branch_hash, decide
-from gateway.routing.candidates import Candidates, Figures, Floats
+from gateway.routing.candidates import Candidates, Floats
 from gateway.routing.native.ttft import NativeTerms, native_choice
 from gateway.routing.wait import ahead_of, place_wait_s, prefill_wait_s, queue_wait_s
 from replica.protocol.hashing import BLOCK_SIZE
@@ -72,10 +72,18 @@ class Ttft:
         self._uses = _Uses()
 
     def choose(self, request: RouteRequest, candidates: Candidates, now: float) -> Decision:
-        uses = self._future_uses(request, candidates.figures, now)
+        figures = candidates.figures
+        shared = _shared_hash(request, figures.deepest)
+        # How many requests will find at a replica what the best one has of this prompt, this one included.
+        uses = self._uses.count(shared, now) / (figures.owners + 1)
+        if uses < 1.0:
+            uses = 1.0
         if candidates.library is not None:
-            return native_choice(self, request, candidates, uses, self._busy.shares(candidates.ids))
-        return self._choose(request, candidates, uses)
+            decision = native_choice(self, request, candidates, uses, self._busy.shares(candidates.ids))
+        else:
+            decision = self._choose(request, candidates, uses)
+        decision.shared_hash = shared
+        return decision
 
     def _choose(self, request: RouteRequest, candidates: Candidates, future_uses: float) -> Decision:
         """As native_choice, term by term."""
@@ -107,12 +115,7 @@ class Ttft:
 
     def placed(self, request: RouteRequest, decision: Decision, now: float) -> None:
         self._busy.add(decision, now)
-        self._uses.add(_shared_hash(request, decision.deepest), now)
-
-    def _future_uses(self, request: RouteRequest, figures: Figures, now: float) -> float:
-        """How many requests will find at a replica what the best one has of this prompt, this one included."""
-        uses = self._uses.count(_shared_hash(request, figures.deepest), now) / (figures.owners + 1)
-        return uses if uses > 1.0 else 1.0
+        self._uses.add(decision.shared_hash, now)
 
 
 def _levelled(candidates: Candidates) -> Candidates:
@@ -191,8 +194,11 @@ class _Uses:
 
 def _shared_hash(request: RouteRequest, deepest: int) -> int:
     """Of the last block that somebody has of this prompt."""
-    blocks = min(deepest, len(request.hashes))
-    return request.hashes[blocks - 1] if blocks else 0
+    hashes = request.hashes
+    blocks = len(hashes)
+    if deepest < blocks:
+        blocks = deepest
+    return hashes[blocks - 1] if blocks else 0
 
 
 def _kv_s(candidates: Candidates, uncached: Floats) -> Floats:

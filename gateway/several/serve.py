@@ -139,7 +139,7 @@ def _context(context: Context, number: int, exchange: PartExchange) -> Context:
     parts, whole = context.parts, context.trace
     trace = parts.traces.begin(whole.prompts[number], whole.received_at)
     trace.model, trace.tenant, trace.span = whole.model, whole.tenant, parts.observer.below(whole.span)
-    return Context(context.app, parts, exchange, trace, context.pool, context.caller)
+    return Context(parts, exchange, trace, context.pool, context.caller)
 
 
 def _close(part: Context) -> None:

@@ -88,10 +88,7 @@ class Gatekeeper:
 class MeteredAnswer(AnswerCount):
     """Pays as it counts."""
 
-    __slots__ = ("_clock", "_usage", "began")
-
     def __init__(self, usage: Usage, clock: Callable[[], float]) -> None:
-        super().__init__()
         self._usage = usage
         self._clock = clock
         self.began = False

@@ -39,9 +39,13 @@ def check_tools(messages: Sequence[ChatMessage], tools: Sequence[Tool], text: Mo
     """Raises RequestError where the chat template leaves them out, or has calls written in a way we can't read."""
     if text.tool_format is not None:
         return
-    about = f"the chat template of {text.name} knows no tools, or has calls written in an unknown format"
     if tools:
-        raise RequestError(f"tools: {about}", "tools")
+        raise _no_tools("tools", text)
     for message in messages:
         if message.tool_calls or message.role == "tool":
-            raise RequestError(f"messages: {about}", "messages")
+            raise _no_tools("messages", text)
+
+
+def _no_tools(param: str, text: ModelText) -> RequestError:
+    why = f"the chat template of {text.name} knows no tools, or has calls written in an unknown format"
+    return RequestError(f"{param}: {why}", param)

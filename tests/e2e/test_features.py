@@ -162,7 +162,7 @@ async def test_tokens_there_and_back(http: aiohttp.ClientSession) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
+        ("/v1/completions", {"prompt": [[5], [VOCAB]]}, "prompt"),
         ("/v1/completions", {"prompt": "x", "logit_bias": {str(VOCAB): 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": "x", "stop_token_ids": [VOCAB]}, "stop_token_ids"),
         ("/v1/completions", {"prompt": "x", "min_tokens": 17}, "min_tokens"),

@@ -40,7 +40,7 @@ SECRET = "Marker4711"
 
 @pytest.fixture
 def config(model_folder: Path, redis_url: str, tmp_path: Path) -> GatewayConfig:
-    timeouts = Timeouts(connect_s=1, first_byte_s=5, idle_s=5, queue_s=5, grace_s=2)
+    timeouts = Timeouts(connect_s=5, first_byte_s=5, idle_s=5, queue_s=5, grace_s=2)
     log = str(tmp_path / "access.log")
     return GatewayConfig(
         model=model_folder, redis_url=redis_url, timeouts=timeouts, policy="round_robin", access_log=log
@@ -53,12 +53,15 @@ def answered(**fields: Any) -> Answered:
 
 
 def routed() -> Trace:
-    trace = Trace("id1", 0.0, prompt_tokens=17, model="tiny", tenant="acme", delivered_tokens=16)
+    trace = Trace("id1", 0.0)
+    trace.model, trace.tenant, trace.delivered_tokens = "tiny", "acme", 16
     trace.considered = decision(3)
     trace.attempts += [Attempt("r0", "closed"), Attempt("r1")]
-    marks = [("received", 0), ("tokenised", 0.1), ("dispatched", 0.3), ("dispatched", 0.4), ("first_byte", 0.5)]
-    for event, at in marks:
-        trace.mark(event, at)
+    trace.mark("received", 0.0)
+    trace.tokenised(0.1, tokens=17)
+    trace.dispatched(0.3, "r0")
+    trace.dispatched(0.4, "r1")
+    trace.first_byte(0.5)
     for _ in range(11):
         trace.answer.feed(b'data: {"choices":[{"delta":{},"finish_reason":null}]}\n\n')
     return trace

@@ -41,6 +41,16 @@ def test_they_read_the_same() -> None:
     assert ours.get_sample_value("c_bucket", {"x": "p", "le": "0.5"}) is not None
 
 
+def test_a_sum_is_made_when_somebody_looks() -> None:
+    registry = CollectorRegistry()
+    counters = Counters("a", "A", ("x",), registry)
+    parts = counters.labels("p"), counters.labels("q")
+    counters.sum_up(("both",), parts)
+    parts[0].inc(2)
+    parts[1].inc(3)
+    assert registry.get_sample_value("a_total", {"x": "both"}) == 5
+
+
 def test_a_name_is_taken_once() -> None:
     registry = CollectorRegistry()
     Counters("a", "A", (), registry)

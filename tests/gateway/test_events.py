@@ -50,6 +50,14 @@ def test_b09_done_is_sent_once_and_ends_the_relay() -> None:
     assert relayed([]) == DONE
 
 
+def test_nothing_goes_on_behind_the_end() -> None:
+    for stop in (EventRelay.end, lambda relay: relay.break_off(b"{}")):
+        relay = EventRelay()
+        assert relay.feed(event("one")) + relay.feed(event("two")) == event("one") + event("two")
+        assert stop(relay).endswith(DONE)
+        assert relay.feed(event("three")) == b""
+
+
 def test_done_within_a_text_is_no_end() -> None:
     tricky = event("data: [DONE]\n\n")
     assert relayed([tricky, EVENTS, DONE]) == tricky + EVENTS + DONE

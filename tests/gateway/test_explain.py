@@ -30,10 +30,11 @@ def held(replica: str, count: int, **changes: object) -> View:
 
 def traced(decision: Considered, delivered: int | None, wait_s: float = 0.5) -> Trace:
     hindsight = Hindsight("m", lambda _: True, Metrics(CollectorRegistry()), Shadow(), SeenBlocks(1 << 12))
-    trace = Trace("x", 100.0, prompt_tokens=1025, considered=decision, delivered_tokens=delivered)
+    trace = Trace("x", 100.0)
+    trace.prompt_tokens, trace.considered, trace.delivered_tokens = 1025, decision, delivered
     trace.attempts.append(Attempt(decision.decision.choice))
-    trace.mark("dispatched", 100.1)
-    trace.mark("first_byte", 100.1 + wait_s)
+    trace.dispatched(100.1, decision.decision.choice)
+    trace.first_byte(100.1 + wait_s)
     trace.sent = hindsight.sent(decision, 100.1)
     if delivered is not None:
         trace.judged = hindsight.told(decision, trace.sent, delivered)
@@ -138,7 +139,7 @@ def test_before_the_first_token_and_after_a_failure() -> None:
     trace.attempts[-1].failure = "closed"
     assert explained(trace)["outcome"]["text"] == "failed: closed"
     trace.attempts.append(Attempt("b"))
-    trace.mark("dispatched", 101.0)
+    trace.dispatched(101.0, "b")
     assert explained(trace)["outcome"]["state"] == "no first token yet"
     trace.mark("done", 102.0)
     assert explained(trace)["outcome"]["state"] == "refused by the replica"
@@ -146,4 +147,6 @@ def test_before_the_first_token_and_after_a_failure() -> None:
 
 def test_what_was_never_routed() -> None:
     assert explained(Trace("x", 0.0))["summary"] == "not routed: it was refused"
-    assert "waiting" in explained(Trace("x", 0.0, prompt_tokens=3))["summary"]
+    waiting = Trace("x", 0.0)
+    waiting.tokenised(0.1, tokens=3)
+    assert "waiting" in explained(waiting)["summary"]

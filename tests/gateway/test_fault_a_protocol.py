@@ -34,7 +34,7 @@ LARGE = pytest.mark.filterwarnings("ignore:Sending a large body directly:Resourc
 
 @pytest.fixture
 def config(model_folder: Path, redis_url: str) -> GatewayConfig:
-    timeouts = Timeouts(connect_s=1, first_byte_s=0.5, idle_s=5, queue_s=0.3, grace_s=2)
+    timeouts = Timeouts(connect_s=5, first_byte_s=3, idle_s=5, queue_s=0.3, grace_s=2)
     return GatewayConfig(model=model_folder, redis_url=redis_url, timeouts=timeouts, policy="round_robin")
 
 

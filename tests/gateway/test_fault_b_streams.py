@@ -37,7 +37,7 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.fixture
 def config(model_folder: Path, redis_url: str) -> GatewayConfig:
-    timeouts = Timeouts(connect_s=1, first_byte_s=5, idle_s=5, queue_s=2, grace_s=2)
+    timeouts = Timeouts(connect_s=5, first_byte_s=5, idle_s=5, queue_s=2, grace_s=2)
     return GatewayConfig(model=model_folder, redis_url=redis_url, timeouts=timeouts, policy="round_robin")
 
 

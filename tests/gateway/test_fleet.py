@@ -1,7 +1,9 @@
+from random import Random
+
 import pytest
 
 from gateway.backlog import INTENT_TTL_S
-from gateway.fleet import NOMINAL, Beat, Fleet
+from gateway.fleet import NOMINAL, Beat, Fleet, Lease
 from gateway.health import BACK_OFF_S, FAILURES_IN_A_ROW
 from gateway.index.prefix_index import Match
 from gateway.routing.candidates import size_class
@@ -24,6 +26,35 @@ def column(fleet: Fleet, name: str, replica: str = "a", now: float = 0.0) -> flo
 
 def queue(fleet: Fleet, replica: str = "a", now: float = 0.0) -> float:
     return column(fleet, "queue_tokens", replica, now)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_queue_is_the_same_however_often_it_is_looked_at(seed: int) -> None:
+    print("seed", seed)
+    rng, seen, unseen = Random(seed), fleet_of("a"), fleet_of("a")
+    leases, now = list[tuple[Lease, Lease]](), 0.0
+    for _ in range(200):
+        now += rng.choice((0.0, 0.001, 0.05))
+        done = rng.choice(leases) if leases and rng.random() < 0.5 else None
+        if done is None:
+            tokens, choices = rng.randrange(1, 4096), rng.choice((1, 1, 8))
+            leases.append((seen.lease("a", tokens, [], now, choices), unseen.lease("a", tokens, [], now, choices)))
+        elif rng.random() < 0.5:
+            for lease in done:
+                lease.first_token(now)
+        else:
+            leases.remove(done)
+            for lease in done:
+                lease.release(now)
+        queue(seen, now=now)
+        if rng.random() < 0.1:
+            beat = Beat(heartbeat("a", load=Load(decoding=rng.randrange(4), pending_tokens=rng.randrange(9999))))
+            seen.update({"a": beat}, now)
+            unseen.update({"a": beat}, now)
+        # Doesn't look at the table.
+        assert seen.statuses(now) == unseen.statuses(now)
+    assert queue(seen, now=now) == queue(unseen, now=now)
+    assert column(seen, "stay_s", now=now) == column(unseen, "stay_s", now=now)
 
 
 def test_a_replica_without_a_heartbeat_is_out_at_once() -> None:

@@ -12,16 +12,20 @@ BITS = random.Random(3).getrandbits
 CLIENT = parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
 
-def traced(*marks: tuple[str, float]) -> Trace:
+def traced() -> Trace:
     assert CLIENT is not None
-    trace = Trace("id1", 0.0, prompt_tokens=17, model="tiny", span=CLIENT.child(BITS))
-    for event, at in marks:
-        trace.mark(event, at)
+    trace = Trace("id1", 0.0)
+    trace.model, trace.span = "tiny", CLIENT.child(BITS)
+    trace.mark("received", 0.0)
     return trace
 
 
 def test_attempts_hang_below_the_request_and_it_below_the_client() -> None:
-    trace = traced(("received", 0), ("tokenised", 1), ("dispatched", 2), ("dispatched", 3), ("first_byte", 4))
+    trace = traced()
+    trace.tokenised(1.0, tokens=17)
+    trace.dispatched(2.0, "r0")
+    trace.dispatched(3.0, "r1")
+    trace.first_byte(4.0)
     assert CLIENT is not None and trace.span is not None
     trace.considered = decision(2)
     trace.attempts = [
@@ -52,7 +56,7 @@ def test_attempts_hang_below_the_request_and_it_below_the_client() -> None:
 
 
 def test_a_request_that_never_got_far_still_has_its_span() -> None:
-    trace = traced(("received", 0))
+    trace = traced()
     answered = Answered("POST", "/v1/completions", "/v1/completions", 400, 0.5, code="invalid_value")
     [span] = request_spans(trace, answered, course(trace, 0.5), 10**18, BITS)
     assert span.error == "invalid_value"
@@ -60,7 +64,8 @@ def test_a_request_that_never_got_far_still_has_its_span() -> None:
 
 def test_what_the_client_doesn_t_sample_isn_t_sampled_here() -> None:
     unsampled = parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
-    trace = Trace("id1", 0.0, span=span_of(unsampled, True, lambda: begin(BITS), BITS))
+    trace = Trace("id1", 0.0)
+    trace.span = span_of(unsampled, True, lambda: begin(BITS), BITS)
     answered = Answered("POST", "/", "/", 200, 1.0)
     assert trace.span is not None and trace.span.traceparent.endswith("-00")
     assert request_spans(trace, answered, course(trace, 1.0), 10**18, BITS) == []

@@ -44,7 +44,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def config(model_folder: Path, redis_url: str) -> GatewayConfig:
-    timeouts = Timeouts(connect_s=1, first_byte_s=5, idle_s=5, queue_s=5, grace_s=2, keep_alive_s=0.3)
+    timeouts = Timeouts(connect_s=5, first_byte_s=5, idle_s=5, queue_s=5, grace_s=2, keep_alive_s=0.3)
     return GatewayConfig(model=model_folder, redis_url=redis_url, timeouts=timeouts, policy="round_robin")
 
 

@@ -39,8 +39,8 @@ def test_an_id_that_comes_again_replaces_the_old_one() -> None:
 def test_the_replica_s_times_are_shifted_to_the_dispatch() -> None:
     trace = Trace("x", received_at=100.0)
     trace.mark("received", 100.0)
-    trace.mark("dispatched", 100.5, replica="r0")
-    trace.mark("first_byte", 101.0)
+    trace.dispatched(100.5, "r0")
+    trace.first_byte(101.0)
     merged = trace.timeline({"events": [{"event": "prefill", "at_s": 0.2}], "kv": [[0.3, 4]]})
     assert [(item["event"], round(item["at_s"], 3)) for item in merged["events"]] == [
         ("received", 0.0),

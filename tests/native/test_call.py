@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from native.build import build_library
-from native.call import Call
+from native.call import with_block
 
 SOURCE = """
 struct Block { const double* values; long count; double factor; };
@@ -23,7 +23,7 @@ def test_arguments_come_as_they_were_given_each_time(tmp_path: Path, monkeypatch
     folder.mkdir()
     (folder / "weighed.cpp").write_text(SOURCE)
     library = PyDLL(str(build_library("weighed", folder, ("-O1", "-shared", "-fPIC"))))
-    weighed = Call(library.weighed, "Qqd")
+    weighed = with_block(library.weighed, "Qqd")
     values = array("d", (1.0, 2.0, 1 << 40))
     assert weighed(*values.buffer_info(), 2) == 2 * (3 + (1 << 40))
     assert weighed(values.buffer_info()[0], 2, -1.5) == -4

@@ -1,6 +1,8 @@
-"""100,000 requests and aborts in virtual time: a step is a tick. At the end nothing of anybody is left."""
+"""Requests and aborts in virtual time, RYOKAN_SOAK_REQUESTS of them: a step is a tick. At the end nothing of anybody is
+left."""
 
 import gc
+import os
 import random
 
 import pytest
@@ -10,7 +12,7 @@ from replica.cache.manager import CacheManager
 from replica.sequence import Sequence, SequenceState
 from tests.replica.driver import Driver, expected_answer
 
-REQUESTS = 100_000
+REQUESTS = int(os.environ.get("RYOKAN_SOAK_REQUESTS", "25000"))
 NUM_PAGES = 64
 
 
@@ -24,7 +26,7 @@ def a_request(rng: random.Random, number: int) -> tuple[list[int], int, int]:
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_nothing_is_left_of_a_hundred_thousand_requests(seed: int, eviction: str) -> None:
+def test_nothing_is_left_of_tens_of_thousands_of_requests(seed: int, eviction: str) -> None:
     rng = random.Random(seed)
     cache = CacheManager(NUM_PAGES, eviction)
     driver = Driver(NUM_PAGES, max_step_tokens=128, max_running=16, new_cache=lambda _: cache)
@@ -53,7 +55,7 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(seed: int, eviction: str
             assert len(list(cache._tree._eviction.candidates())) <= 64 + 4 * NUM_PAGES
     driver.check_idle()
     assert answered > REQUESTS * 0.7
-    assert preempted > 1000 and evicted > REQUESTS // 10
+    assert preempted > REQUESTS // 100 and evicted > REQUESTS // 10
     live.clear()
     assert sequences_alive() == []
 

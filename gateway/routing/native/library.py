@@ -14,7 +14,7 @@ from struct import Struct
 
 from gateway.routing.candidates import COLUMNS, ROWS, SIZES
 from native.build import BuildError, build_library
-from native.call import Call
+from native.call import with_block
 from replica.protocol.hashing import BLOCK_SIZE
 
 log = logging.getLogger(__name__)
@@ -66,11 +66,11 @@ class Library:
             return found
 
         # What each request calls takes a block: see routing.cpp for what is in it.
-        self.pick = Call(loaded.pick, "QqdqdQqQqQQQQQ")
+        self.pick = with_block(loaded.pick, "QqdqdQqQqQQQQQ")
         """See pick.h; returns how many candidates there are."""
-        self.ttft = Call(loaded.ttft, "QqddqQQQ")
+        self.ttft = with_block(loaded.ttft, "QqddqQQQ")
         """See ttft.h and survey.h; returns the place of the choice."""
-        self.ttft_placed = Call(loaded.ttft_placed, "QQqd")
+        self.ttft_placed = with_block(loaded.ttft_placed, "QQqd")
         self.survey = function("survey", None, _POINTER, _SIZE, _DOUBLE, _SIZE, _POINTER)
         self.wait_of = function("wait_of", _DOUBLE, _POINTER, _SIZE, _DOUBLE, _SIZE, _DOUBLE)
         """Of one candidate: see wait.h."""
@@ -78,8 +78,8 @@ class Library:
         """Likewise: see early.h."""
         self.block_hashes = function("block_hashes", None, _BYTES, _SIZE, _U64, _SIZE, _U64, _POINTER)
         """See chain.h."""
-        self.seen_add = Call(loaded.seen_add, "QQQq")
-        self.seen_depth = Call(loaded.seen_depth, "QQQq")
+        self.seen_add = with_block(loaded.seen_add, "QQQq")
+        self.seen_depth = with_block(loaded.seen_depth, "QQQq")
 
 
 def load_library() -> Library:

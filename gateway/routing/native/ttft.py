@@ -19,10 +19,14 @@ _TERMS, _SURVEY, _CHOICE = len(TTFT_TERMS), len(SURVEY), len(CHOICE)
 class NativeTerms(Mapping[str, Floats]):
     """A decision's columns, as native code wrote them."""
 
-    __slots__ = ("_candidates", "_library", "_memory", "predicted_s")
+    __slots__ = ("_candidates", "_library", "_memory", "_memory_at", "predicted_s")
 
-    def __init__(self, memory: "array[float]", candidates: Candidates, library: Library, predicted_s: float) -> None:
+    def __init__(
+        self, memory: "array[float]", memory_at: int, candidates: Candidates, library: Library, predicted_s: float
+    ) -> None:
+        """`memory_at`: its address."""
         self._memory = memory
+        self._memory_at = memory_at
         self._candidates = candidates
         self._library = library
         self.predicted_s = predicted_s
@@ -40,7 +44,7 @@ class NativeTerms(Mapping[str, Floats]):
 
     def count_busy(self, shares: "array[float]", weight: float) -> None:
         """Who has a queue moves `shares` towards 1, by 1 in `weight`; the others towards 0."""
-        self._library.ttft_placed(shares.buffer_info()[0], self._memory.buffer_info()[0], len(shares), weight)
+        self._library.ttft_placed(shares.buffer_info()[0], self._memory_at, len(shares), weight)
 
     def __getitem__(self, name: str) -> Floats:
         if name in _OF_CANDIDATES:
@@ -64,15 +68,16 @@ def native_choice(
     shares: "array[float]",
 ) -> Decision:
     """`shares`: how busy each is."""
-    library = candidates.library
+    library, ids = candidates.library, candidates.ids
     assert library is not None
-    count = len(candidates.ids)
+    count = len(ids)
     end = _TERMS * count + _SURVEY
     memory = _ZERO * (end + _CHOICE)
+    memory_at = memory.buffer_info()[0]
     place = library.ttft(
         candidates.address, count, request.tokens, future_uses, len(request.hashes),
-        shares.buffer_info()[0], branch_hash(request, candidates), memory.buffer_info()[0],
+        shares.buffer_info()[0], branch_hash(request, candidates), memory_at,
     )  # fmt: skip
     cached, held, predicted_s = CHOICE_FORMAT.unpack_from(memory, 8 * end)
-    terms = NativeTerms(memory, candidates, library, predicted_s)
-    return Decision(policy.name, candidates.ids, place, None, terms, cached, held, candidates.figures.deepest)
+    terms = NativeTerms(memory, memory_at, candidates, library, predicted_s)
+    return Decision(policy.name, ids, place, None, terms, cached, held)

@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from gateway.routing.ladder import CAUSES, Known, Ladder, climb
+from gateway.routing.ladder import CAUSES, LOST_BELOW, Known, Ladder, climb
 from gateway.routing.reason import Reason
 
 ALL = Known(
@@ -82,3 +82,5 @@ def test_losses_add_up_whatever_was_known(seed: int) -> None:
         assert list(steps(ladder)) == sorted(steps(ladder), reverse=True)
         assert all(tokens > 0 for tokens in ladder.losses.values())
         assert ladder.losses.keys() <= set(CAUSES)
+        for step, causes in LOST_BELOW.items():
+            assert getattr(ladder, step) == ladder.delivered + sum(ladder.losses.get(cause, 0) for cause in causes)

@@ -18,6 +18,8 @@ from tests.engines import answers, generate, make_engine
 
 pytestmark = pytest.mark.model
 
+TOKENS = 32
+
 QUESTIONS = [
     "What is the capital of France?",
     "Name three rivers.",
@@ -69,7 +71,7 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[2] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    output = model.generate(ids, attention_mask=mask, max_new_tokens=64, do_sample=False, pad_token_id=2)
+    output = model.generate(ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=2)
     return [_until_stop(row[longest:].tolist()) for row in output]
 
 
@@ -87,9 +89,9 @@ def test_greedy_answers_equal_transformers(
     engine = make_engine(model_folder, num_pages=256, prefix_cache=prefix_cache)
     stop = frozenset({2})
     if together:
-        ours = answers(generate(engine, prompts, max_tokens=64, stop_token_ids=stop))
+        ours = answers(generate(engine, prompts, max_tokens=TOKENS, stop_token_ids=stop))
     else:
-        ours = [answers(generate(engine, [prompt], max_tokens=64, stop_token_ids=stop))[0] for prompt in prompts]
+        ours = [answers(generate(engine, [prompt], max_tokens=TOKENS, stop_token_ids=stop))[0] for prompt in prompts]
     assert ours == expected
 
 
