@@ -12,6 +12,7 @@ from typing import Protocol
 from replica.cache.manager import CacheEvents, KVCache
 from replica.engine_base import EngineBase
 from replica.protocol.records import CostModel, Load
+from replica.run_queue import waited_for_core_s
 from replica.scheduler import SchedulerLimits
 from replica.sequence import Sequence
 from replica.step import Output, StepResult
@@ -83,7 +84,9 @@ class EngineWorker:
         on_step: Callable[[StepResult], None],
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
+        waited_s: Callable[[int], float] = waited_for_core_s,
     ) -> None:
+        """`waited_s`: how long a thread has waited for a core."""
         self._engine = engine
         self._new_cache = new_cache
         self._listener = listener
@@ -99,6 +102,9 @@ class EngineWorker:
         self._busy = False
         self._steps = 0
         self._moved_at = clock()
+        self._waited_s = waited_s
+        self._seen = (self._moved_at, 0.0)
+        """The step that was looked at last, by its begin, and how long the thread had waited for a core by then."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._status_at = clock()
         self.status = Status(engine.load(), engine.cost, self._status_at)
@@ -117,7 +123,8 @@ class EngineWorker:
         return replace(status.load, waiting=status.load.waiting + self._submitted - status.added)
 
     def stalled_s(self, now: float) -> float:
-        """For how long nothing has moved that should, beyond what the step under way may take. From any thread."""
+        """For how long nothing has moved that should, beyond what the step under way may take. What the engine waits
+        for a core doesn't count: on a busy machine it is slow, not stuck. From one thread that asks again and again."""
         if self._started and self._running and not self._thread.is_alive():
             return now - self._moved_at
         # NOTE: asked before `_moved_at`, which is set before it.
@@ -126,7 +133,10 @@ class EngineWorker:
         work = self._engine.under_way
         expected = self.status.cost.step_s(work.tokens, work.attention, work.decoding)
         least = _FIRST_STEPS_S if self._steps < _FIRST_STEPS else _STEP_MIN_S
-        return max(0.0, now - self._moved_at - max(least, _STEP_ALLOWANCE * expected))
+        moved_at, waited_s = self._moved_at, self._waited_s(self._thread.native_id or 0)
+        if self._seen[0] != moved_at:
+            self._seen = moved_at, waited_s
+        return max(0.0, now - moved_at - (waited_s - self._seen[1]) - max(least, _STEP_ALLOWANCE * expected))
 
     @property
     def limits(self) -> SchedulerLimits:

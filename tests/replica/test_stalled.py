@@ -51,9 +51,17 @@ class Quiet:
 class Bench:
     def __init__(self) -> None:
         self.engine = GatedEngine()
+        self.waited_s = 0.0
+        """For a core."""
         loop = asyncio.get_running_loop()
         self.worker = EngineWorker(
-            self.engine, lambda: CacheManager(64), Quiet(), lambda step: None, loop, time.monotonic
+            self.engine,
+            lambda: CacheManager(64),
+            Quiet(),
+            lambda step: None,
+            loop,
+            time.monotonic,
+            lambda thread_id: self.waited_s,
         )
 
     async def run(self, name: str, prompt: list[int], max_tokens: int) -> None:
@@ -111,6 +119,17 @@ async def test_an_engine_in_a_step_without_end_stands_still(bench: Bench) -> Non
 async def test_a_long_step_is_given_three_times_what_its_cost_model_says(bench: Bench) -> None:
     running = await bench.stop_at_a_step(list(range(40)))
     assert bench.stalled == 0.0, "40 tokens of 10 s are 400 s"
+    bench.engine.gate.set()
+    await running
+
+
+async def test_a_step_that_waits_for_a_core_is_slow_and_no_more(bench: Bench) -> None:
+    running = await bench.stop_at_a_step([5])
+    assert bench.worker.stalled_s(time.monotonic()) == 0.0
+    bench.waited_s = LATER / 2
+    assert bench.stalled == pytest.approx(LATER / 2 - 30, abs=5)
+    bench.waited_s = LATER
+    assert bench.stalled == 0.0
     bench.engine.gate.set()
     await running
 
