@@ -51,7 +51,7 @@ class Process:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
+    def wait_for(self, pattern: str, timeout_s: float = 300) -> str:
         """The first group of a line that it says."""
         deadline = time.monotonic() + timeout_s
         while not (found := re.search(pattern, self.said)):
@@ -63,7 +63,7 @@ class Process:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def wait(self, timeout_s: float = 30) -> int:
+    def wait(self, timeout_s: float = 120) -> int:
         return self._process.wait(timeout_s)
 
     def stop(self) -> int:
@@ -76,14 +76,14 @@ class Process:
             return self._process.wait()
 
 
-def run_command(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
     return subprocess.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
-def eventually(check: Callable[[], object], timeout_s: float = 30) -> None:
+def eventually(check: Callable[[], object], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, "not in time"

@@ -28,7 +28,7 @@ MIN_NODE = 20
 def url(tool_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = ["deploy.cli", "up", "--model", str(tool_folder), "--replicas", "1", "--port", "0"]
     process = Process([*command, "--kv-memory-gib", "0.05"], tmp_path_factory.mktemp("fleet") / "log")
-    yield process.wait_for(r"gateway +(http\S+)", timeout_s=120)
+    yield process.wait_for(r"gateway +(http\S+)")
     assert process.stop() == 0
 
 
@@ -50,7 +50,7 @@ def in_flight(url: str) -> float:
     return float(line.split()[1])
 
 
-def curl(*arguments: str, timeout_s: float = 30) -> str:
+def curl(*arguments: str, timeout_s: float = 120) -> str:
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--no-buffer", *arguments],
         capture_output=True,
@@ -149,7 +149,7 @@ def js_modules() -> Path:
 def test_the_javascript_client(url: str, expected: str) -> None:
     folder = js_modules()
     done = subprocess.run(
-        ["node", "chat.mjs", url, MODEL], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        ["node", "chat.mjs", url, MODEL], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -17,7 +17,7 @@ def start(code: str, tmp_path: Path) -> ManagedProcess:
 
 def test_it_is_ready_when_it_says_so(tmp_path: Path) -> None:
     process = start(SAYS_READY, tmp_path)
-    wait_ready([process], timeout_s=20)
+    wait_ready([process], timeout_s=120)
     assert process.url == "http://here"
     process.ask_to_stop()
     process.wait_stopped(10)
@@ -27,7 +27,7 @@ def test_it_is_ready_when_it_says_so(tmp_path: Path) -> None:
 def test_one_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     process = start("import sys; sys.exit('no such model')", tmp_path)
     with pytest.raises(ProcessFailed, match="child ended with status 1: no such model"):
-        wait_ready([process], timeout_s=20)
+        wait_ready([process], timeout_s=120)
 
 
 def test_one_that_never_gets_ready_times_out(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_that_never_gets_ready_times_out(tmp_path: Path) -> None:
 def test_one_that_ignores_us_is_killed(tmp_path: Path) -> None:
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAYS_READY}"
     process = start(code, tmp_path)
-    wait_ready([process], timeout_s=20)
+    wait_ready([process], timeout_s=120)
     process.ask_to_stop()
     process.wait_stopped(0.3)
     assert process.has_ended()

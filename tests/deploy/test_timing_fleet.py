@@ -14,7 +14,7 @@ from tests.processes import Process, run_command
 def call(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
 
 
@@ -25,7 +25,7 @@ def test_a_fleet_without_a_gpu(tiny_folder: Path, tmp_path: Path) -> None:
     model = ["--model", str(tiny_folder), "--port", "0", "--policy-file", str(policies)]
     process = Process(["deploy.cli", "up", "--replicas", "4", *model, *flags], tmp_path / "log")
     try:
-        url = process.wait_for(r"gateway +(http\S+)", timeout_s=120)
+        url = process.wait_for(r"gateway +(http\S+)")
         rows = call(f"{url}/replicas")
         assert [row["state"] for row in rows] == ["ready"] * 4
         assert "replica --redis-url unix://" in process.said and " --profile h100-qwen3-32b" in process.said

@@ -24,7 +24,7 @@ BODIES = {"chat": CHAT, "text": TEXT}
 def url(tool_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = ["deploy.cli", "up", "--model", str(tool_folder), "--replicas", "1", "--port", "0"]
     process = Process([*command, "--kv-memory-gib", "0.05"], tmp_path_factory.mktemp("fleet") / "log")
-    yield process.wait_for(r"gateway +(http\S+)", timeout_s=120)
+    yield process.wait_for(r"gateway +(http\S+)")
     assert process.stop() == 0
 
 

@@ -33,7 +33,7 @@ def url(tool_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "0.05",
     ]
     process = Process(command, tmp_path_factory.mktemp("fleet") / "log")
-    yield process.wait_for(r"gateway +(http\S+)", timeout_s=120)
+    yield process.wait_for(r"gateway +(http\S+)")
     assert process.stop() == 0
 
 

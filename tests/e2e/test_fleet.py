@@ -37,7 +37,7 @@ class Fleet:
 def fleet(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     log = tmp_path_factory.mktemp("fleet") / "log"
     process = Process(["deploy.cli", "up", "--replicas", "2", "--port", "0", "--kv-memory-gib", KV_GIB], log)
-    url = process.wait_for(r"gateway +(http\S+)", timeout_s=120)
+    url = process.wait_for(r"gateway +(http\S+)")
     yield Fleet(process, url, process.wait_for(r"Redis +(\S+)"))
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
@@ -239,7 +239,7 @@ async def test_a_replica_joins_by_hand_dies_and_another_drains(
         joined = time.monotonic()
         answered_by: set[str] = set()
         while "victim" not in answered_by:
-            assert time.monotonic() - joined < 20
+            assert time.monotonic() - joined < 60
             answered_by |= {await _answering_replica(client)}
 
         requests = [asyncio.create_task(_answering_replica(client, max_tokens=30)) for _ in range(24)]
@@ -248,7 +248,7 @@ async def test_a_replica_joins_by_hand_dies_and_another_drains(
         results = await asyncio.gather(*requests)
         # Non-streamed answers begin with their last token: none had begun, so each was given by another replica.
         assert len(results) == 24
-        await until(lambda: _is_gone(http, "victim"), 20)
+        await until(lambda: _is_gone(http, "victim"), 60)
         assert "victim" not in {await _answering_replica(client) for _ in range(4)}
     finally:
         victim.wait()
@@ -256,14 +256,14 @@ async def test_a_replica_joins_by_hand_dies_and_another_drains(
 
     leaver = Process(_replica_command(fleet, "leaver"), tmp_path / "log2")
     leaver.wait_for(r"(ready) on")
-    await until(lambda: _is_routable(http, "leaver"), 20)
+    await until(lambda: _is_routable(http, "leaver"), 60)
     url = (await replicas(http))["leaver"]["url"]
     async with http.post(
         f"{url}/v1/completions", json={"model": DEFAULT_MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True}
         | {"stream": True},
     ) as response:  # fmt: skip
         leaver.signal(signal.SIGINT)
-        await until(lambda: _is_gone(http, "leaver"), 20)
+        await until(lambda: _is_gone(http, "leaver"), 60)
         assert (await response.read()).endswith(b"data: [DONE]\n\n")
     assert leaver.wait() == 0
 

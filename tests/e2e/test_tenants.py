@@ -23,7 +23,7 @@ def url(tool_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     command = ["deploy.cli", "up", "--model", str(tool_folder), "--replicas", "1", "--port", "0"]
     command += ["--kv-memory-gib", "0.05"]
     process = Process(command, folder / "log", env={"RYOKAN_CONFIG": str(folder / "gateway.toml")})
-    yield process.wait_for(r"gateway +(http\S+)", timeout_s=120)
+    yield process.wait_for(r"gateway +(http\S+)")
     assert process.stop() == 0
 
 
