@@ -246,7 +246,7 @@ async def test_a_draining_replica_gets_nothing_new(config: GatewayConfig) -> Non
     [
         ("GET", "/nowhere", None, 404),
         ("GET", "/v1/chat/completions", None, 405),
-        ("POST", "/v1/chat/completions", b" " * (1 << 20), 413),
+        ("POST", "/v1/chat/completions", b" " * 250_000, 413),
         ("POST", "/v1/chat/completions", b"[]", 400),
         ("POST", "/v1/chat/completions", b"", 400),
         ("POST", "/v1/chat/completions", b"{} x", 400),
