@@ -30,7 +30,6 @@ UNKNOWN_REUSE = 1.0
 replicas, and stay there when KV becomes scarce: on replicas of speeds 1, 2, 4 the mean TTFT was 1.7 times as long."""
 
 STAY_WEIGHT = 0.05
-
 FORGET_S = 60.0
 
 NOMINAL = CostModel(c0=0.01, c_lin=1e-4, c_att=0.0, c_dec=1e-4, max_step_tokens=2048)
