@@ -78,7 +78,6 @@ class _Member:
     """The sum over all that are streaming."""
     shown_tokens_per_s: float = 0.0
     """`tokens_per_s` as the table has it: the same, unless it is stale."""
-
     cost: CostModel = NOMINAL
     """As the heartbeat says, once it says any."""
 
@@ -415,8 +414,7 @@ class Fleet:
         self, now: float, tokens: int, tried: Set[Incarnation], matches: Mapping[str, Match]
     ) -> Candidates | None:
         """`candidates` of those that are `open`; None where there is none."""
-        while self._stale:
-            self._stale.pop().show_leases()
+        self._refresh()
         without = [r for r, epoch in tried if self._epoch(r) == epoch] if tried else ()
         return self._table.choosable(now, self._frozen, tokens, without, matches)
 
