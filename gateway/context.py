@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from gateway.access_log import Answered
 from gateway.config import GatewayConfig
 from gateway.http.exchange import Exchange
 from gateway.keys import (
@@ -80,3 +81,9 @@ class Context:
     caller: Caller = ANONYMOUS
     stream: ClientStream | None = None
     """Where the client has asked for one."""
+
+    def answered(self, status: int, code: str | None) -> Answered:
+        """As of now, at its end."""
+        exchange, trace = self.exchange, self.trace
+        took_s, path = self.parts.clock() - trace.received_at, exchange.path
+        return Answered(exchange.method, path, path, status, took_s, trace.request_id, code)

@@ -10,7 +10,6 @@ from typing import Any
 from aiohttp import web
 
 from gateway import quick_parse
-from gateway.access_log import Answered
 from gateway.bodies import check_content, unpacked_body
 from gateway.context import Context, Parts
 from gateway.cors import cors_headers
@@ -88,9 +87,7 @@ async def answer(parts: Parts, exchange: Exchange) -> None:
             context.stream.close()
             # They know each other, which only the garbage collector would find.
             context.stream = None
-        took_s, path = parts.clock() - trace.received_at, exchange.path
-        answered = Answered(exchange.method, path, path, status, took_s, trace.request_id, code)
-        parts.observer.answered(answered, trace, context.pool.router.policy.name)
+        parts.observer.answered(context.answered(status, code), trace, context.pool.router.policy.name)
 
 
 def fail(context: Context, failure: Failure) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from gateway.access_log import Answered
 from gateway.context import Context
 from gateway.dispatch import Call
 from gateway.edge import CLIENT_GONE, Failure, failure, guarded
@@ -179,14 +178,7 @@ async def _one(part: _Part, usage: Usage | None, joint: Joint | None, single: Si
         if failure is not None or refused or (joint is not None and joint.broken):
             raise _Broken(failure, reply)
     finally:
-        _observe(context, status, code)
-
-
-def _observe(context: Context, status: int, code: str | None) -> None:
-    parts, exchange, trace = context.parts, context.exchange, context.trace
-    took_s = parts.clock() - trace.received_at
-    answered = Answered(exchange.method, exchange.path, exchange.path, status, took_s, trace.request_id, code)
-    parts.observer.ended(answered, trace)
+        context.parts.observer.ended(context.answered(status, code), context.trace)
 
 
 def _unusable(context: Context, why: str) -> Failure:
