@@ -135,12 +135,11 @@ class Dispatcher:
         tried: set[Incarnation] = set()
         failure: UpstreamError | None = None
         while True:
-            began = self._clock()
             guest = Guest(call.prompt, call.total_tokens, call.terms, frozenset(tried))
-            slot = None if failure is None else await self._retry_slot(failure, self._deadline(call, began))
+            slot = None if failure is None else await self._retry_slot(call, failure)
             try:
                 if not self._arrive(guest):
-                    await self._arrival(call, guest, failure, self._deadline(call, began))
+                    await self._arrival(call, guest, failure)
                 if guest.target:
                     await self._turn(call, guest)
                 decision = self._decided(call, guest)
@@ -160,9 +159,9 @@ class Dispatcher:
                     slot.close()
                 self.reception.leave(guest)
 
-    def _deadline(self, call: Call, began: float) -> float:
-        """Until when it may wait for a replica that can take it."""
-        return min(began + self.reception.queue_s, call.terms.deadline)
+    def _latest(self, call: Call, seconds: float) -> float:
+        """In so many seconds, or at the request's deadline if that is sooner."""
+        return min(self._clock() + seconds, call.terms.deadline)
 
     def _again(self, call: Call, tried: set[Incarnation], error: UpstreamError) -> Call:
         """What is sent next: the same, or what goes on after all that the client has."""
@@ -176,9 +175,12 @@ class Dispatcher:
         prompt = call.prompt._replace(tokens=call.trace.prompt_tokens + progress.tokens)
         return replace(call, prompt=prompt, total_tokens=max(call.total_tokens, prompt.tokens + 1))
 
-    async def _retry_slot(self, failure: UpstreamError, deadline: float) -> ExitStack | None:
-        """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget."""
-        return None if isinstance(failure, ReplicaUnreachable) else await self._budget.take(deadline)
+    async def _retry_slot(self, call: Call, failure: UpstreamError) -> ExitStack | None:
+        """A connection that was refused cost nobody anything, so trying another replica isn't charged to the budget.
+        Those before it hold their slots until they have a first byte, so it waits as long as one may take."""
+        if isinstance(failure, ReplicaUnreachable):
+            return None
+        return await self._budget.take(self._latest(call, self._upstream.timeouts.first_byte_s))
 
     def _arrive(self, guest: Guest) -> bool:
         begin = self._clock()
@@ -187,11 +189,11 @@ class Dispatcher:
             self._metrics.of[self._router.policy.name].routing.observe(self._clock() - begin)
         return arrived
 
-    async def _arrival(self, call: Call, guest: Guest, failure: UpstreamError | None, deadline: float) -> None:
+    async def _arrival(self, call: Call, guest: Guest, failure: UpstreamError | None) -> None:
         """Waits for a replica where there was none, or where the one tried has just gone and will come back."""
         if isinstance(failure, ReplicaUnreachable | ReplicaDied | None):
-            if call.is_resumed:
-                deadline = min(deadline, self._clock() + RESUME_WAIT_S)
+            queue_s = self.reception.queue_s
+            deadline = self._latest(call, min(queue_s, RESUME_WAIT_S) if call.is_resumed else queue_s)
             if await self.arrivals.until(lambda: self._arrive(guest) or None, deadline):
                 return
         raise failure or NoReplica(f"no replica is ready; waited {self.reception.queue_s:g} s for one")

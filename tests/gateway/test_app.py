@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from gateway.config import GatewayConfig, Timeouts
 from gateway.keys import POOLS, TRACES
@@ -181,6 +182,21 @@ async def test_a_whole_answer_that_breaks_is_made_good_by_another_replica(config
         response = await stack.chat()
         assert response.status == 200
         assert response.headers["x-ryokan-replica"] == "r2"
+
+
+async def test_a_retry_waits_for_those_before_it_longer_than_for_a_replica(config: GatewayConfig) -> None:
+    """A replica's death fails nothing, where others take longer to a first byte than one may wait for a replica."""
+    impatient = replace(config, timeouts=replace(config.timeouts, queue_s=0.2, first_byte_s=30))
+
+    async def takes_its_time(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.5)
+        return await answers(replica, request, body)
+
+    async with fleet(impatient, resets, takes_its_time) as stack:
+        # One retry at a time: a fifth of the live requests.
+        responses = await asyncio.gather(*(stack.chat() for _ in range(4)))
+        assert [response.status for response in responses] == [200] * 4
+        assert len(stack.replicas[0].requests) == 2
 
 
 async def test_silence_before_the_first_byte_ends_in_another_try(config: GatewayConfig) -> None:
