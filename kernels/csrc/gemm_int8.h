@@ -8,51 +8,23 @@
 // padded to whole groups with zeros.
 #pragma once
 
-#include "vec.h"
+#include "dot.h"
+#include "unroll.h"
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
-constexpr int64_t GROUP = 64;               // GROUP_SIZE of base.py
-constexpr int TILE_ROWS = 8;                // 8 rows x 2 vectors = 16 sums + 2 weights + 1 broadcast of 32 registers
-constexpr int TILE_BLOCKS = 2;              // of 16 outputs
-constexpr int64_t PANEL_BYTES = 512 << 10;  // of x, that stay in L2 while the weights pass by
-
-INLINE i32x16 load_bytes(const void* from) {
-    i32x16 v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
-// Calls f(0), f(1), ... f(N - 1) with constants: `#pragma GCC unroll` comes too late to keep a large tile in registers.
-template <class F, int... I>
-INLINE void repeat(F f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
-
-template <int N, class F>
-INLINE void repeat(F f) {
-    repeat(f, std::make_integer_sequence<int, N>{});
-}
-
-#define INLINE_LAMBDA __attribute__((always_inline))
-
-// sum + the four products of each lane's bytes; w holds unsigned bytes, x signed ones, all lanes of it the same.
-INLINE i32x16 dot4(i32x16 sum, i32x16 w, i32x16 x) {
-#if defined(__AVX512VNNI__)
-    return i32x16(_mm512_dpbusd_epi32(__m512i(sum), __m512i(w), __m512i(x)));
+constexpr int64_t GROUP = 64;  // GROUP_SIZE of base.py
+constexpr int64_t QUADS = GROUP / 4;
+static_assert(QUADS == LANES);
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 8;    // 8 rows x 2 vectors = 16 sums + 2 weights + 1 broadcast of 32 registers
+constexpr int TILE_BLOCKS = 2;  // of 16 outputs
 #else
-    uint8_t bytes[4 * LANES];
-    memcpy(bytes, &w, sizeof bytes);
-    const int32_t word = x[0];
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < 4; j++) sum[i] += int8_t(word >> (8 * j)) * bytes[4 * i + j];
-    return sum;
+constexpr int TILE_ROWS = 6;  // 6 rows x 2 registers = 12 sums, of 16 registers
+constexpr int TILE_BLOCKS = 1;
 #endif
-}
-
-typedef int8_t i8x16 __attribute__((vector_size(16)));
+constexpr int64_t PANEL_BYTES = 512 << 10;  // of x, that stay in L2 while the weights pass by
 
 struct Quantised {
     float scale;
@@ -66,7 +38,7 @@ INLINE Quantised quantise(const float* x, int8_t* q) {
     i32x16 largest = {}, sum = {};
     for (int i = 0; i < VECTORS; i++) {
         const i32x16 bits = i32x16(load(x + i * LANES)) & splat(int32_t(0x7fffffff));
-        largest = bits > largest ? bits : largest;
+        largest = max(bits, largest);
     }
     const int32_t bits = reduce_max(largest);
     float top;
@@ -74,8 +46,7 @@ INLINE Quantised quantise(const float* x, int8_t* q) {
     const f32x16 inverse = splat(top > 1e-30f ? 127.0f / top : 0.0f), magic = splat(12582912.0f);  // see exp2
     for (int i = 0; i < VECTORS; i++) {
         const i32x16 rounded = i32x16(load(x + i * LANES) * inverse + magic) - i32x16(magic);
-        const i8x16 bytes = __builtin_convertvector(rounded, i8x16);
-        memcpy(q + i * LANES, &bytes, sizeof bytes);
+        store_bytes(q + i * LANES, rounded);
         sum += rounded;
     }
     return {top / 127.0f, reduce_add(sum)};
@@ -95,26 +66,29 @@ public:
     const int64_t m, groups;
 
     Rows(int64_t rows, int64_t k)
-        : m(rows), groups((k + GROUP - 1) / GROUP), columns(k), q(new int8_t[size_t(groups * m * GROUP)]),
+        : m(rows), groups((k + GROUP - 1) / GROUP), columns(k), q(new int32_t[size_t(groups * m * QUADS * PLANES)]),
           scales(new float[size_t(groups * m)]), starts(new int32_t[size_t(groups * m)]) {}
 
     void set(int64_t row, const float* x) {
         for (int64_t group = 0; group < groups; group++, x += GROUP) {
             const int64_t at = group * m + row;
-            const Quantised done = quantise(x, &q[size_t(at * GROUP)], columns - group * GROUP);
+            int32_t* quads = &q[size_t(at * QUADS * PLANES)];
+            const Quantised done = quantise(x, reinterpret_cast<int8_t*>(quads), columns - group * GROUP);
+            if constexpr (PLANES > 1) store_quads(quads, load_s8(quads), QUADS);
             scales[size_t(at)] = done.scale;
             starts[size_t(at)] = -128 * done.sum;
         }
     }
 
-    // [groups][m][GROUP]: the rows of a tile lie at distances that the compiler knows. Scales and starts: [groups][m].
-    const int8_t* data(int64_t row) const { return &q[size_t(row * GROUP)]; }
+    // [groups][m][PLANES][QUADS]: the rows of a tile lie at distances that the compiler knows. Scales and starts:
+    // [groups][m].
+    const int32_t* data(int64_t row) const { return &q[size_t(row * QUADS * PLANES)]; }
     const float* scale(int64_t row) const { return &scales[size_t(row)]; }
     const int32_t* start(int64_t row) const { return &starts[size_t(row)]; }
 
 private:
     const int64_t columns;
-    std::unique_ptr<int8_t[]> q;
+    std::unique_ptr<int32_t[]> q;
     std::unique_ptr<float[]> scales;
     std::unique_ptr<int32_t[]> starts;
 };
@@ -141,7 +115,7 @@ void tile(const Rows& x, const Weight& weight, float* y, int64_t row, int64_t bl
     const uint8_t* w = weight.data + block * block_bytes;
     const uint8_t* const w_end = w + block_bytes;
     const float *scale = weight.scale + block * block_scales, *x_scale = x.scale(row);
-    const int8_t* x_group = x.data(row);
+    const int32_t* x_group = x.data(row);
     const int32_t* start = x.start(row);
     y += row * n + block * LANES;
     // Results are written a line here and a line there: without this, each write waits for its line.
@@ -149,29 +123,26 @@ void tile(const Rows& x, const Weight& weight, float* y, int64_t row, int64_t bl
         repeat<B>([&](auto b) INLINE_LAMBDA { __builtin_prefetch(y + r * n + b * LANES, 1, 3); });
     });
     f32x16 totals[R][B] = {};
-    for (; w < w_end; scale += LANES, x_group += m * GROUP, x_scale += m, start += m) {
+    for (; w < w_end; scale += LANES, x_group += m * QUADS * PLANES, x_scale += m, start += m) {
         i32x16 sums[R][B];
         repeat<R>([&](auto r) INLINE_LAMBDA {
             repeat<B>([&](auto b) INLINE_LAMBDA { sums[r][b] = splat(start[r]); });
         });
-        const int8_t* q = x_group;
-        for (int64_t column = 0; column < GROUP; column += 4, q += 4, w += 4 * LANES) {
+        const int32_t* q = x_group;
+        for (int64_t quad = 0; quad < QUADS; quad++, q++, w += 4 * LANES) {
             __builtin_prefetch(w + ahead.first, 0, 2);
-            __builtin_prefetch(w + ahead.second, 0, 2);
-            i32x16 weights[B];
-            repeat<B>([&](auto b) INLINE_LAMBDA { weights[b] = load_bytes(w + b * block_bytes); });
+            if constexpr (TILE_BLOCKS > 1) __builtin_prefetch(w + ahead.second, 0, 2);
+            Bytes weights[B];
+            repeat<B>([&](auto b) INLINE_LAMBDA { weights[b] = load_u8(w + b * block_bytes); });
             repeat<R>([&](auto r) INLINE_LAMBDA {
-                int32_t word;
-                memcpy(&word, q + r * GROUP, sizeof word);
-                const i32x16 quad = splat(word);
-                repeat<B>([&](auto b) INLINE_LAMBDA { sums[r][b] = dot4(sums[r][b], weights[b], quad); });
+                const Bytes columns = splat_quad(q + r * QUADS * PLANES, QUADS);
+                repeat<B>([&](auto b) INLINE_LAMBDA { sums[r][b] = dot_u8s8(sums[r][b], weights[b], columns); });
             });
         }
         repeat<R>([&](auto r) INLINE_LAMBDA {
             const f32x16 by = splat(x_scale[r]);
             repeat<B>([&](auto b) INLINE_LAMBDA {
-                const f32x16 sum = __builtin_convertvector(sums[r][b], f32x16);
-                totals[r][b] += sum * (by * load(scale + b * block_scales));
+                totals[r][b] += to_float(sums[r][b]) * (by * load(scale + b * block_scales));
             });
         });
     }
@@ -192,8 +163,7 @@ void tiles(const Rows& x, const Weight& weight, float* y, int64_t row, int64_t f
 }
 
 using Tiles = void (*)(const Rows&, const Weight&, float*, int64_t, int64_t, int64_t, Ahead);
-constexpr Tiles TILES[TILE_ROWS + 1] = {nullptr,  tiles<1>, tiles<2>, tiles<3>, tiles<4>,
-                                        tiles<5>, tiles<6>, tiles<7>, tiles<8>};
+constexpr auto TILES = table<TILE_ROWS>([](auto r) -> Tiles { return tiles<r>; });
 
 // Rows [row, end) by TILE_BLOCKS blocks of columns. Meanwhile the next blocks' weights are prefetched into L2, one in each
 // of the first passes or both in the only one: from DRAM, 6 rows of 49152 x 576 took 1.6 ms with it and 3.1 ms without.
@@ -206,14 +176,14 @@ static inline void column_task(const Rows& x, const Weight& weight, float* y, in
         Ahead ahead{};
         if (pass < TILE_BLOCKS) ahead.first = (TILE_BLOCKS + pass) * block_bytes;
         if (passes == 1) ahead.second = (TILE_BLOCKS + 1) * block_bytes;
-        TILES[rows](x, weight, y, row, from, to, ahead);
+        TILES[size_t(rows)](x, weight, y, row, from, to, ahead);
         row += rows;
     }
 }
 
 // y [m, n]. Within `on_threads`: they share the work, and all is done when they return.
 static inline void multiply(const Rows& x, const Weight& weight, float* y) {
-    const int64_t panel = std::max<int64_t>(PANEL_BYTES / (x.groups * GROUP), 1), panels = (x.m + panel - 1) / panel;
+    const int64_t panel = std::max<int64_t>(PANEL_BYTES / (x.groups * GROUP * PLANES), 1), panels = (x.m + panel - 1) / panel;
     const int64_t tasks = weight.tasks();
 #pragma omp for collapse(2)
     for (int64_t p = 0; p < panels; p++)

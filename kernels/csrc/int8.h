@@ -1,32 +1,10 @@
-// What the int8 KV cache's writer and reader share: products of bytes, rounding, quantisation.
+// What the int8 KV cache's writer and reader share: rounding, quantisation, a coarse exponential.
 #pragma once
 
-#include "vec.h"
+#include "dot.h"
 
 constexpr int64_t MAX_D = 512;  // of a head; MAX_HEAD_DIM of base.py
 constexpr float TINY = 1e-30f;  // where the largest magnitude is no larger, all is quantised to zeros
-
-INLINE void store(int32_t* to, i32x16 v) { memcpy(to, &v, sizeof v); }
-
-INLINE i32x16 load(const int32_t* from) {
-    i32x16 v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
-INLINE i32x16 load_bytes(const void* from) { return load(static_cast<const int32_t*>(from)); }
-
-INLINE f32x16 to_float(i32x16 v) { return __builtin_convertvector(v, f32x16); }
-
-// sum + the four products of each lane's bytes, unsigned times signed.
-INLINE i32x16 dot_u8s8(i32x16 sum, i32x16 u, i32x16 s) {
-#if defined(__AVX512VNNI__)
-    return i32x16(_mm512_dpbusd_epi32(__m512i(sum), __m512i(u), __m512i(s)));
-#else
-    for (int i = 0; i < 4; i++) sum += ((u >> (8 * i)) & 0xff) * ((s << (24 - 8 * i)) >> 24);
-    return sum;
-#endif
-}
 
 // To nearest, ties to even.
 INLINE i32x16 round_to_int(f32x16 x) {
@@ -37,18 +15,7 @@ INLINE i32x16 round_to_int(f32x16 x) {
 #endif
 }
 
-// The low byte of each lane.
-INLINE void store_bytes(void* to, i32x16 v) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128(static_cast<__m128i*>(to), _mm512_cvtepi32_epi8(__m512i(v)));
-#else
-    uint8_t bytes[LANES];
-    for (int i = 0; i < LANES; i++) bytes[i] = uint8_t(v[i]);
-    memcpy(to, bytes, sizeof bytes);
-#endif
-}
-
-// Those of four vectors, each 0..255.
+// The low bytes of four vectors, each 0..255.
 INLINE void store_bytes(uint8_t* to, const f32x16* v) {
 #if defined(__AVX512BW__)
     const __m512i low = _mm512_packs_epi32(__m512i(v[0]), __m512i(v[1]));
@@ -70,28 +37,54 @@ INLINE f32x16 cubic(f32x16 f) {
     return p * f + splat(0.9999251365661621f);
 }
 
+template <class V>
+INLINE bool any(V mask) {
+    int64_t parts[sizeof mask / sizeof(int64_t)], all = 0;
+    memcpy(parts, &mask, sizeof parts);
+    for (int64_t part : parts) all |= part;
+    return all != 0;
+}
+
+template <class V>
+INLINE bool any(const Two<V>& mask) {
+    return any(mask.low | mask.high);
+}
+
 INLINE bool any_greater(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask(__m512(a), __m512(b), _CMP_GT_OQ) != 0;
 #else
-    bool any = false;
-    for (int i = 0; i < LANES; i++) any |= a[i] > b[i];
-    return any;
+    return any(a > b);
 #endif
+}
+
+// Of |x| < 2^22.
+template <class V>
+INLINE V floor_small(V x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return V(_mm256_floor_ps(__m256(x)));
+#else
+    const V magic = V{} + 12582912.0f, nearest = (x + magic) - magic;
+    return nearest > x ? nearest - 1.0f : nearest;
+#endif
+}
+
+template <class V>
+INLINE Two<V> floor_small(const Two<V>& x) {
+    return {floor_small(x.low), floor_small(x.high)};
 }
 
 // 2^x for x <= 0, but at least 2^-125. Coarser than exp2 of vec.h, since bytes are all that becomes of it, and without
 // fma, whose bits a machine that lacks it can't give.
 INLINE f32x16 exp2_unfused(f32x16 x) {
     const f32x16 low = splat(-125.0f);
-    x = x < low ? low : x;
+    x = select(x < low, low, x);
 #if defined(__AVX512F__)
     const f32x16 f = x - f32x16(_mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
     return f32x16(_mm512_scalef_ps(__m512(cubic(f)), __m512(x)));
 #else
-    const f32x16 magic = splat(12582912.0f);
-    const f32x16 nearest = (x + magic) - magic, whole = nearest > x ? nearest - splat(1.0f) : nearest;
-    return f32x16(i32x16(cubic(x - whole)) + (i32x16(whole + magic) << 23));
+    const f32x16 whole = floor_small(x);
+    return f32x16(i32x16(cubic(x - whole)) + (i32x16(whole + splat(12582912.0f)) << 23));
 #endif
 }
 
@@ -100,10 +93,9 @@ INLINE float quantise(const float* x, int64_t d, int8_t* bytes, int32_t* sum) {
     i32x16 top = {};
     for (int64_t i = 0; i < d; i += LANES) {
         const i32x16 bits = absolute_bits(load(x + i));  // those of non-negative floats order as integers do, NaN last
-        top = bits > top ? bits : top;
+        top = max(bits, top);
     }
-    int32_t best = 0;
-    for (int i = 0; i < LANES; i++) best = top[i] > best ? top[i] : best;
+    const int32_t best = reduce_max(top);
     float most;
     memcpy(&most, &best, sizeof most);
     const f32x16 inverse = splat(most > TINY ? 127.0f / most : 0.0f);
@@ -113,7 +105,6 @@ INLINE float quantise(const float* x, int64_t d, int8_t* bytes, int32_t* sum) {
         total += rounded;
         store_bytes(bytes + i, rounded);
     }
-    *sum = 0;
-    for (int i = 0; i < LANES; i++) *sum += total[i];
+    *sum = reduce_add(total);
     return most / 127.0f;
 }

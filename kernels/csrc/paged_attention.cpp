@@ -8,6 +8,7 @@
 // A row's own arithmetic is the same however rows are grouped: scores by page, softmax by SPAN pages counted from the
 // sequence's start, values by page in ascending order. So its bits depend on neither batch, tiling nor chunking.
 #include "paged_attention.h"
+#include "unroll.h"
 
 #include <vector>
 
@@ -38,53 +39,59 @@ void score_page(const float* q, int64_t stride, const float* k, int64_t d, float
     for (int64_t i = 0; i < d; i++, q += stride) {
         __builtin_prefetch(ahead + i * PAGE, 0, 2);
         const f32x16 keys = load(k + i * PAGE);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) sums[r] = fma(splat(q[r]), keys, sums[r]);
+        repeat<R>([&](auto r) INLINE_LAMBDA { sums[r] = fma(splat(q[r]), keys, sums[r]); });
     }
-    for (int r = 0; r < R; r++) store(scores + r * SPAN * PAGE, sums[r]);
+    repeat<R>([&](auto r) INLINE_LAMBDA { store(scores + r * SPAN * PAGE, sums[r]); });
 }
 
 // out[r][16 V] += p[r][from:to] V, for R rows.
 template <int R, int V>
 void weigh_columns(const float* p, const float* v, int64_t d, int from, int to, float* out, const float* ahead) {
     f32x16 sums[R][V];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < V; c++) sums[r][c] = load(out + r * d + c * LANES);
+    repeat<R>([&](auto r) INLINE_LAMBDA {
+        repeat<V>([&](auto c) INLINE_LAMBDA { sums[r][c] = load(out + r * d + c * LANES); });
+    });
     v += from * d, ahead += from * d;
     for (int j = from; j < to; j++, v += d, ahead += d) {
         f32x16 values[V];
-        for (int c = 0; c < V; c++) {
+        repeat<V>([&](auto c) INLINE_LAMBDA {
             values[c] = load(v + c * LANES);
             __builtin_prefetch(ahead + c * LANES, 0, 2);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
+        });
+        repeat<R>([&](auto r) INLINE_LAMBDA {
             const f32x16 weight = splat(p[r * SPAN * PAGE + j]);
-#pragma GCC unroll 4
-            for (int c = 0; c < V; c++) sums[r][c] = fma(weight, values[c], sums[r][c]);
-        }
+            repeat<V>([&](auto c) INLINE_LAMBDA { sums[r][c] = fma(weight, values[c], sums[r][c]); });
+        });
     }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < V; c++) store(out + r * d + c * LANES, sums[r][c]);
+    repeat<R>([&](auto r) INLINE_LAMBDA {
+        repeat<V>([&](auto c) INLINE_LAMBDA { store(out + r * d + c * LANES, sums[r][c]); });
+    });
 }
+
+#if defined(__AVX512F__)
+constexpr int SCORE_ROWS = 8, WEIGH_ROWS = 6;  // accumulators: 8 and 6 x 4, of 32 registers
+
+constexpr int weigh_vectors(int) { return 4; }
+#else
+constexpr int SCORE_ROWS = 6, WEIGH_ROWS = 6;  // accumulators: 12 of 16 registers, since a vector is two
+
+constexpr int weigh_vectors(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#endif
 
 template <int R>
 void weigh_page(const float* p, const float* v, int64_t d, int from, int to, float* out, const float* ahead) {
+    constexpr int V = weigh_vectors(R);
     int64_t column = 0;
-    for (; column + 4 * LANES <= d; column += 4 * LANES)
-        weigh_columns<R, 4>(p, v + column, d, from, to, out + column, ahead + column);
+    for (; column + V * LANES <= d; column += V * LANES)
+        weigh_columns<R, V>(p, v + column, d, from, to, out + column, ahead + column);
     for (; column < d; column += LANES)
         weigh_columns<R, 1>(p, v + column, d, from, to, out + column, ahead + column);
 }
 
-constexpr int SCORE_ROWS = 8, WEIGH_ROWS = 6;  // accumulators: 8 and 6 x 4, of 32 registers
 using ScorePage = void (*)(const float*, int64_t, const float*, int64_t, float*, const float*);
 using WeighPage = void (*)(const float*, const float*, int64_t, int, int, float*, const float*);
-constexpr ScorePage SCORE_PAGE[SCORE_ROWS + 1] = {nullptr,       score_page<1>, score_page<2>,
-                                                  score_page<3>, score_page<4>, score_page<5>,
-                                                  score_page<6>, score_page<7>, score_page<8>};
-constexpr WeighPage WEIGH_PAGE[WEIGH_ROWS + 1] = {nullptr,       weigh_page<1>, weigh_page<2>, weigh_page<3>,
-                                                  weigh_page<4>, weigh_page<5>, weigh_page<6>};
+constexpr auto SCORE_PAGE = table<SCORE_ROWS>([](auto r) -> ScorePage { return score_page<r>; });
+constexpr auto WEIGH_PAGE = table<WEIGH_ROWS>([](auto r) -> WeighPage { return weigh_page<r>; });
 
 // One tile at a time, in buffers that last: `run` computes `count` tokens from `first_token` on for one KV head.
 class Tile {
@@ -158,7 +165,7 @@ private:
             const float *k = a.k_cache + page_offset(id), *ahead = a.v_cache + page_offset(id);
             for (int64_t row = t * a.group, step; row < end * a.group; row += step) {
                 step = std::min<int64_t>(end * a.group - row, SCORE_ROWS);
-                SCORE_PAGE[step](&q[size_t(row)], rows, k, a.d, row_scores(row, column), ahead);
+                SCORE_PAGE[size_t(step)](&q[size_t(row)], rows, k, a.d, row_scores(row, column), ahead);
             }
         });
     }
@@ -169,7 +176,7 @@ private:
             const float *v = a.v_cache + page_offset(id), *ahead = a.k_cache + page_offset(next < 0 ? id : next);
             for (int64_t row = t * a.group, step; row < end * a.group; row += step) {
                 step = std::min<int64_t>(end * a.group - row, WEIGH_ROWS);
-                WEIGH_PAGE[step](row_scores(row, column), v, a.d, from, to, &out[size_t(row * a.d)], ahead);
+                WEIGH_PAGE[size_t(step)](row_scores(row, column), v, a.d, from, to, &out[size_t(row * a.d)], ahead);
             }
         });
     }
@@ -184,8 +191,7 @@ private:
         float* s = row_scores(row, 0);
         f32x16 top = splat(-std::numeric_limits<float>::infinity());
         for (int page = first_page; page <= last; page++) {
-            const f32x16 seen = lanes_between(page, from, to) ? load(s + page * PAGE) : top;
-            top = max(seen, top);
+            top = max(select(lanes_between(page, from, to), load(s + page * PAGE), top), top);
         }
         const float before = maxima[size_t(row)], now = std::max(before, reduce_max(top));
         f32x16 sum = load(&sums[size_t(row * LANES)]);
@@ -199,7 +205,7 @@ private:
         for (int page = first_page; page <= last; page++) {
             f32x16 p = exp2(load(s + page * PAGE) - splat(now));
             // Exactly 0 for a token that isn't seen: other rows of the run multiply by its V, and so does this one.
-            p = lanes_between(page, from, to) ? p : f32x16{};
+            p = select(lanes_between(page, from, to), p, f32x16{});
             sum = sum + p;
             store(s + page * PAGE, p);
         }

@@ -45,6 +45,6 @@ struct Rows {
 
 // Lanes of a span's page that lie in [from, to) of the span.
 INLINE i32x16 lanes_between(int page, int from, int to) {
-    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 lane = lane_numbers();
     return (lane >= splat(int32_t(from - page * PAGE))) & (lane < splat(int32_t(to - page * PAGE)));
 }

@@ -38,8 +38,8 @@ struct Run {
 class Tile {
 public:
     Tile(const Attention& attention, int64_t max_rows)
-        : a(attention), q(size_t(max_rows * a.d / 4)), start(size_t(max_rows)), scores(size_t(max_rows * TOKENS)),
-          p(size_t(max_rows * TOKENS)), out(size_t(max_rows * a.d)), unit(size_t(max_rows)),
+        : a(attention), q(size_t(max_rows * a.d / 4 * PLANES)), start(size_t(max_rows)), scores(size_t(max_rows * TOKENS)),
+          p(size_t(max_rows * P_WORDS)), out(size_t(max_rows * a.d)), unit(size_t(max_rows)),
           softmax(size_t(max_rows)) {}
 
     void run(int64_t kv_head, int64_t first_token, int count) {
@@ -59,8 +59,8 @@ public:
 
 private:
     const Attention& a;
-    std::vector<int32_t> q, start, scores;  // [d / 4][rows] words, [rows], [rows][TOKENS]
-    std::vector<uint8_t> p;                 // [rows][TOKENS]
+    std::vector<int32_t> q, start, scores;  // [d / 4][PLANES][rows] quads, [rows], [rows][TOKENS]
+    std::vector<int32_t> p;                 // [rows][PLANES][TOKENS / 4] quads
     std::vector<float> out, unit;           // [rows][d], [rows]
     std::vector<Softmax> softmax;           // [rows]
     int64_t head = 0, first = 0, rows = 0;
@@ -80,7 +80,11 @@ private:
             alignas(64) int8_t bytes[MAX_D];
             int32_t sum;
             const float scale = quantise(a.q + query_offset(row), a.d, bytes, &sum);
-            for (int64_t i = 0; i < a.d / 4; i++) memcpy(&q[size_t(i * rows + row)], bytes + 4 * i, 4);
+            int32_t quads[PLANES][MAX_D / 4];
+            for (int64_t i = 0; i < a.d / 4; i += LANES) store_quads(quads[0] + i, load_s8(bytes + 4 * i), MAX_D / 4);
+            for (int64_t i = 0; i < a.d / 4; i++)
+                for (int plane = 0; plane < PLANES; plane++)
+                    q[size_t((i * PLANES + plane) * rows + row)] = quads[plane][i];
             start[size_t(row)] = -128 * sum;
             softmax[size_t(row)] = {f32x16{}, LOWEST, scale * a.scale_log2e};
         }
@@ -143,7 +147,7 @@ private:
             if (!pages.keys[i]) continue;
             for (int64_t row = from, step; row < to; row += step) {
                 step = std::min<int64_t>(to - row, SCORE_ROWS);
-                SCORE_PAGE[step](&q[size_t(row)], rows, &start[size_t(row)], pages.keys[i], a.d / 4,
+                SCORE_PAGE[size_t(step)](&q[size_t(row)], rows * PLANES, &start[size_t(row)], pages.keys[i], a.d / 4,
                                  &scores[size_t(row * TOKENS + i * PAGE)], row == from ? ahead.keys[i] : pages.keys[i]);
             }
             __builtin_prefetch(ahead.scales[i], 0, 2);
@@ -152,7 +156,7 @@ private:
         weights(from, to, pages, run.page);
         for (int64_t row = from, step; row < to; row += step) {
             step = std::min<int64_t>(to - row, WEIGH_ROWS);
-            WEIGH_SPAN[step](&p[size_t(row * TOKENS)], &unit[size_t(row)], pages, a.d, run.from / 4, (run.to + 3) / 4,
+            WEIGH_SPAN[size_t(step)](&p[size_t(row * P_WORDS)], &unit[size_t(row)], pages, a.d, run.from / 4, (run.to + 3) / 4,
                              &out[size_t(row * a.d)], row == from ? ahead : pages);
         }
     }
@@ -168,7 +172,7 @@ private:
             const bool same = both[0].first_page() == both[1].first_page() && both[0].pages() == both[1].pages();
             count = same && row + 1 < end ? 2 : 1;
             SOFTMAX_SPAN[both[0].pages()][count - 1](&softmax[size_t(row)], &scores[size_t(row * TOKENS)], pages, both,
-                                                     &out[size_t(row * a.d)], a.d, &p[size_t(row * TOKENS)],
+                                                     &out[size_t(row * a.d)], a.d, &p[size_t(row * P_WORDS)],
                                                      &unit[size_t(row)]);
         }
     }

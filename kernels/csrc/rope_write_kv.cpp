@@ -60,18 +60,31 @@ int rope(const Rope& a, int threads, Write write) {
     return 0;
 }
 
+template <class V>
+INLINE void read_bytes(V& v, const int8_t* from) {
+    typename Native<int8_t, sizeof(V) / 4>::type bytes;
+    read(bytes, from);
+    v = __builtin_convertvector(bytes, V);
+}
+
+template <class V>
+INLINE void read_bytes(Two<V>& v, const int8_t* from) {
+    read_bytes(v.low, from);
+    read_bytes(v.high, from + sizeof(V) / 4);
+}
+
 // The token's bytes among those of its 4: [d][4] at `quad`.
 INLINE void store_values(const int8_t* bytes, int8_t* quad, int64_t place, int64_t d) {
     const i32x16 mask = splat(int32_t(0xffu << (8 * place)));
     for (int64_t i = 0; i < d; i += LANES) {
-        i32x16 v;
+        i32x16 v, before;
 #if defined(__AVX512F__)
         v = i32x16(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i))));
 #else
-        for (int lane = 0; lane < LANES; lane++) v[lane] = bytes[i + lane];
+        read_bytes(v, bytes + i);
 #endif
-        v = (load_bytes(quad + 4 * i) & ~mask) | ((v << (8 * place)) & mask);
-        memcpy(quad + 4 * i, &v, sizeof v);
+        read(before, quad + 4 * i);
+        write(quad + 4 * i, (before & ~mask) | ((v << (8 * place)) & mask));
     }
 }
 

@@ -11,9 +11,8 @@
 
 namespace {
 
-typedef double f64x8 __attribute__((vector_size(64)));
-typedef int64_t i64x8 __attribute__((vector_size(64)));
-typedef float f32x8 __attribute__((vector_size(32)));
+typedef Vector<double, 8> f64x8;
+typedef Vector<int64_t, 8> i64x8;
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
 constexpr int BUCKETS = 256;
@@ -22,21 +21,38 @@ constexpr int64_t FEW = 32;         // candidates that are quicker sorted than h
 constexpr double NATS = 32;         // what is less likely than the likeliest by e^-32 shares the last bucket
 constexpr double LOG2E = 1.4426950408889634;
 
-INLINE f64x8 splat8(double x) { return f64x8{x, x, x, x, x, x, x, x}; }
-
-INLINE f64x8 load8(const double* from) {
+INLINE f64x8 splat8(double x) {
     f64x8 v;
-    memcpy(&v, from, sizeof v);
+    fill(v, x);
     return v;
 }
 
-INLINE f64x8 load8(const float* from) {
-    f32x8 v;
-    memcpy(&v, from, sizeof v);
-    return __builtin_convertvector(v, f64x8);
+INLINE f64x8 load8(const double* from) {
+    f64x8 v;
+    read(v, from);
+    return v;
 }
 
-INLINE void store8(double* to, f64x8 v) { memcpy(to, &v, sizeof v); }
+template <class V>
+INLINE void read_floats(V& v, const float* from) {
+    typename Native<float, sizeof(V) / sizeof(double)>::type floats;
+    read(floats, from);
+    convert(v, floats);
+}
+
+template <class V>
+INLINE void read_floats(Two<V>& v, const float* from) {
+    read_floats(v.low, from);
+    read_floats(v.high, from + sizeof(V) / sizeof(double));
+}
+
+INLINE f64x8 load8(const float* from) {
+    f64x8 v;
+    read_floats(v, from);
+    return v;
+}
+
+INLINE void store8(double* to, f64x8 v) { write(to, v); }
 
 INLINE double sum8(f64x8 v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
@@ -56,12 +72,12 @@ INLINE f64x8 power_of_2(f64x8 x) {
                                  1.0};
     const f64x8 magic = splat8(6755399441055744.0);  // 1.5 * 2^52, see exp2 of vec.h
     const i64x8 seen = x >= splat8(-1021.0);
-    x = seen ? x : f64x8{};
+    x = select(seen, x, f64x8{});
     const f64x8 shifted = x + magic, f = x - (shifted - magic);
     f64x8 p = splat8(SERIES[0]);
 #pragma GCC unroll 12
     for (int i = 1; i <= 12; i++) p = fma8(p, f, splat8(SERIES[i]));
-    return seen ? f64x8(i64x8(p) + (i64x8(shifted) << 52)) : f64x8{};
+    return select(seen, f64x8(i64x8(p) + (i64x8(shifted) << 52)), f64x8{});
 }
 
 struct Params {
@@ -115,14 +131,14 @@ private:
         std::copy(row, row + n, logits.begin());
         std::fill(logits.begin() + int64_t(n), logits.end(), -infinity);
         f32x16 tops = splat(-infinity), bottoms = splat(infinity);
-        i32x16 fine = splat(int32_t(-1)), bests = {}, ids = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        i32x16 fine = splat(int32_t(-1)), bests = {}, ids = lane_numbers();
         for (size_t i = 0; i < padded; i += LANES, ids += splat(LANES)) {
             const f32x16 v = load(&logits[i]);
-            const f32x16 finite = v > splat(-infinity) ? v : splat(infinity);
+            const f32x16 finite = select(v > splat(-infinity), v, splat(infinity));
             fine &= v < splat(infinity);
-            bests = v > tops ? ids : bests;
-            tops = v > tops ? v : tops;
-            bottoms = finite < bottoms ? finite : bottoms;
+            bests = select(v > tops, ids, bests);
+            tops = select(v > tops, v, tops);
+            bottoms = select(finite < bottoms, finite, bottoms);
         }
         bool all_fine = true;
         best = bests[0], top = tops[0], bottom = bottoms[0];
@@ -170,9 +186,9 @@ private:
         const f32x16 scale = splat(range > 0 ? float((BUCKETS - 1) / range) : 0.0f), last = splat(float(BUCKETS - 1));
         for (size_t i = 0; i < padded; i += LANES) {
             const f32x16 x = (splat(top) - load(&logits[i])) * scale;
-            const i32x16 bucket = __builtin_convertvector(x < last ? x : last, i32x16);  // NaN, of inf * 0, is last
-            const u8x16 bytes = __builtin_convertvector(bucket, u8x16);
-            memcpy(&buckets[i], &bytes, sizeof bytes);
+            i32x16 bucket;
+            convert(bucket, select(x < last, x, last));  // NaN, of inf * 0, is last
+            store_bytes(&buckets[i], bucket);
         }
         // Four of each, since one would wait for itself where neighbours share a bucket.
         double masses[4][BUCKETS] = {};
@@ -194,7 +210,7 @@ private:
         f64x8 sums = {};
         for (size_t i = 0; i < padded; i += 8) {
             const i64x8 kept = load8(&logits[i]) >= splat8(least);
-            sums += kept ? load8(&weights[i]) : f64x8{};
+            sums += select(kept, load8(&weights[i]), f64x8{});
         }
         return sum8(sums);
     }

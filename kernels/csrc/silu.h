@@ -5,7 +5,7 @@
 
 INLINE f32x16 silu(f32x16 x) {
     const f32x16 t = x * splat(-1.44269504088896341f), top = splat(126.0f);
-    return x / (splat(1.0f) + exp2(t > top ? top : t));
+    return x / (splat(1.0f) + exp2(select(t > top, top, t)));
 }
 
 // y [f] = silu(first half) * second half of gate_up [2 f].

@@ -8,8 +8,8 @@ from kernels.build import load
 from kernels.cpu import CpuKernels
 
 # Beside the native build, the code paths of machines without AVX-512: AVX2 with fma, and plain SSE2.
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-MARCH = {"AVX512": ["native", "x86-64-v3", "x86-64"], "AVX2": ["native", "x86-64"]}.get(CAPABILITY, ["native"])
+HAS_AVX2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+MARCH = ["native", "x86-64-v3", "x86-64"] if HAS_AVX2 else ["native"]
 
 
 @pytest.fixture(scope="session", params=MARCH)
