@@ -8,8 +8,9 @@ from kernels.build import load
 from kernels.cpu import CpuKernels
 
 # Beside the native build, the code paths of machines without AVX-512: AVX2 with fma, and plain SSE2.
-HAS_AVX2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-MARCH = ["native", "x86-64-v3", "x86-64"] if HAS_AVX2 else ["native"]
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+HAS_AVX2 = CAPABILITY in ("AVX2", "AVX512")
+MARCH = {"AVX512": ["native", "x86-64-v3", "x86-64"], "AVX2": ["native", "x86-64"]}.get(CAPABILITY, ["native"])
 
 
 @pytest.fixture(scope="session", params=MARCH)
