@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.world import run
 
-SEEDS = int(os.environ.get("RYOKAN_SIM_SEEDS", "400"))
+SEEDS = int(os.environ.get("RYOKAN_SIM_SEEDS", "250"))
 CHUNK = 50
 """Seeds a test, so that each ends soon."""
 

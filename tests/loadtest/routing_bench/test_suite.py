@@ -15,7 +15,7 @@ from loadtest.simulate.simulate import SimulateOptions
 
 def test_a_tiny_suite_gives_the_figures_of_made_up_workloads(tmp_path: Path) -> None:
     said = io.StringIO()
-    suite = SuiteOptions(tmp_path, seeds=2, limit=6, policies=("ttft", "round_robin", "least_tokens"))
+    suite = SuiteOptions(tmp_path, seeds=1, limit=6, policies=("ttft", "round_robin", "least_tokens"))
     bench_routing(RoutingBenchOptions(tmp_path, rounds=0, suite=suite), Console(file=said, width=100))
     *tables, last = said.getvalue().splitlines()
     figures = json.loads(last)["figures"]
