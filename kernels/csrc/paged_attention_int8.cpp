@@ -156,8 +156,8 @@ private:
         weights(from, to, pages, run.page);
         for (int64_t row = from, step; row < to; row += step) {
             step = std::min<int64_t>(to - row, WEIGH_ROWS);
-            WEIGH_SPAN[size_t(step)](&p[size_t(row * P_WORDS)], &unit[size_t(row)], pages, a.d, run.from / 4, (run.to + 3) / 4,
-                             &out[size_t(row * a.d)], row == from ? ahead : pages);
+            WEIGH_SPAN[size_t(step)](&p[size_t(row * P_WORDS)], &unit[size_t(row)], pages, a.d, run.from / 4,
+                                     (run.to + 3) / 4, &out[size_t(row * a.d)], row == from ? ahead : pages);
         }
     }
 
