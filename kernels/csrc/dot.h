@@ -33,14 +33,12 @@ struct Bytes {
 };
 
 INLINE Bytes load_u8(const void* from) {
-    Vector<uint16_t, 2 * LANES> pairs;
-    read(pairs, from);
+    const auto pairs = loaded<Vector<uint16_t, 2 * LANES>>(from);
     return {i32x16(pairs) & splat(int32_t(0x00ff00ff)), i32x16(pairs >> 8)};
 }
 
 INLINE Bytes load_s8(const void* from) {
-    Vector<int16_t, 2 * LANES> pairs;
-    read(pairs, from);
+    const auto pairs = loaded<Vector<int16_t, 2 * LANES>>(from);
     return {i32x16((pairs << 8) >> 8), i32x16(pairs >> 8)};
 }
 

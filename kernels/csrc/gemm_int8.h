@@ -183,7 +183,8 @@ static inline void column_task(const Rows& x, const Weight& weight, float* y, in
 
 // y [m, n]. Within `on_threads`: they share the work, and all is done when they return.
 static inline void multiply(const Rows& x, const Weight& weight, float* y) {
-    const int64_t panel = std::max<int64_t>(PANEL_BYTES / (x.groups * GROUP * PLANES), 1), panels = (x.m + panel - 1) / panel;
+    const int64_t panel = std::max<int64_t>(PANEL_BYTES / (x.groups * GROUP * PLANES), 1);
+    const int64_t panels = (x.m + panel - 1) / panel;
     const int64_t tasks = weight.tasks();
 #pragma omp for collapse(2)
     for (int64_t p = 0; p < panels; p++)

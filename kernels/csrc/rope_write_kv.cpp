@@ -62,9 +62,7 @@ int rope(const Rope& a, int threads, Write write) {
 
 template <class V>
 INLINE void read_bytes(V& v, const int8_t* from) {
-    typename Native<int8_t, sizeof(V) / 4>::type bytes;
-    read(bytes, from);
-    v = __builtin_convertvector(bytes, V);
+    convert(v, loaded<typename Native<int8_t, sizeof(V) / 4>::type>(from));
 }
 
 template <class V>
@@ -77,13 +75,13 @@ INLINE void read_bytes(Two<V>& v, const int8_t* from) {
 INLINE void store_values(const int8_t* bytes, int8_t* quad, int64_t place, int64_t d) {
     const i32x16 mask = splat(int32_t(0xffu << (8 * place)));
     for (int64_t i = 0; i < d; i += LANES) {
-        i32x16 v, before;
+        i32x16 v;
 #if defined(__AVX512F__)
         v = i32x16(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i))));
 #else
         read_bytes(v, bytes + i);
 #endif
-        read(before, quad + 4 * i);
+        const i32x16 before = loaded<i32x16>(quad + 4 * i);
         write(quad + 4 * i, (before & ~mask) | ((v << (8 * place)) & mask));
     }
 }

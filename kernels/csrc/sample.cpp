@@ -21,23 +21,13 @@ constexpr int64_t FEW = 32;         // candidates that are quicker sorted than h
 constexpr double NATS = 32;         // what is less likely than the likeliest by e^-32 shares the last bucket
 constexpr double LOG2E = 1.4426950408889634;
 
-INLINE f64x8 splat8(double x) {
-    f64x8 v;
-    fill(v, x);
-    return v;
-}
+INLINE f64x8 splat8(double x) { return filled<f64x8>(x); }
 
-INLINE f64x8 load8(const double* from) {
-    f64x8 v;
-    read(v, from);
-    return v;
-}
+INLINE f64x8 load8(const double* from) { return loaded<f64x8>(from); }
 
 template <class V>
 INLINE void read_floats(V& v, const float* from) {
-    typename Native<float, sizeof(V) / sizeof(double)>::type floats;
-    read(floats, from);
-    convert(v, floats);
+    convert(v, loaded<typename Native<float, sizeof(V) / sizeof(double)>::type>(from));
 }
 
 template <class V>

@@ -143,6 +143,20 @@ INLINE void fill(Two<V>& v, T x) {
     v.high = v.low;
 }
 
+template <class V>
+INLINE V loaded(const void* from) {
+    V v;
+    read(v, from);
+    return v;
+}
+
+template <class V, class T>
+INLINE V filled(T x) {
+    V v;
+    fill(v, x);
+    return v;
+}
+
 // Each lane converted.
 template <class To, class V>
 INLINE void convert(To& to, const V& v) {

@@ -28,11 +28,7 @@ INLINE void on_threads(int threads, F body) {
     body();
 }
 
-INLINE f32x16 load(const float* from) {
-    f32x16 v;
-    read(v, from);
-    return v;
-}
+INLINE f32x16 load(const float* from) { return loaded<f32x16>(from); }
 
 INLINE void store(float* to, f32x16 v) { write(to, v); }
 
@@ -44,23 +40,11 @@ INLINE f32x16 load_part(const float* from, int64_t count) {
 
 INLINE void store_part(float* to, f32x16 v, int64_t count) { memcpy(to, &v, size_t(count) * sizeof(float)); }
 
-INLINE f32x16 splat(float x) {
-    f32x16 v;
-    fill(v, x);
-    return v;
-}
+INLINE f32x16 splat(float x) { return filled<f32x16>(x); }
 
-INLINE i32x16 splat(int32_t x) {
-    i32x16 v;
-    fill(v, x);
-    return v;
-}
+INLINE i32x16 splat(int32_t x) { return filled<i32x16>(x); }
 
-INLINE i32x16 load(const int32_t* from) {
-    i32x16 v;
-    read(v, from);
-    return v;
-}
+INLINE i32x16 load(const int32_t* from) { return loaded<i32x16>(from); }
 
 INLINE void store(int32_t* to, i32x16 v) { write(to, v); }
 
